@@ -1,9 +1,9 @@
-//! Threads that compute without a pause on one processor, each as a vCPU that does would: says how
-//! much of the processor each had, and how late it would have been for events at random times.
+//! Threads that compute without a pause on one processor, like busy vCPUs. Prints how much of the
+//! processor each had, and how late it would have been for events at random times.
 //!
-//! `cargo run --release -p penstock-vcpu-host --example hogs -- THREADS CPU SECONDS [OUT]`: threads
-//! `hog0` to `hogN`, at most 64. An event that comes while a thread runs finds it at once; one that
-//! comes while it does not waits until it runs. Events come every 1 to 12 ms.
+//! `cargo run --release -p penstock-vcpu-host --example hogs -- THREADS CPU SECONDS [OUT]` starts
+//! the threads `hog0` to `hogN`, at most 64. An event that comes while a thread runs is answered at
+//! once; otherwise it waits until the thread runs. Events come every 1 to 12 ms.
 #![deny(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
-/// A longer time between two looks at the clock is time without the processor.
+/// A longer time between two reads of the clock counts as time without the processor.
 const GAP_NS: u64 = 20_000;
 
 fn clock(id: ClockId) -> u64 {
@@ -41,7 +41,7 @@ fn hog(cpu: usize, stop: &AtomicBool, mut seed: u64) -> Done {
         eprintln!("processor {cpu} cannot be had; name one that exists");
     }
     let mut before = clock(ClockId::CLOCK_MONOTONIC);
-    // The first half second is for who schedules to find the thread.
+    // The scheduler finds the thread in the first half second.
     let from = before + 500_000_000;
     let (mut done, mut event) = (Done { ran: 0, late: Vec::new(), longest: 0 }, from);
     let mut base = 0;

@@ -1,8 +1,10 @@
-//! How soon the watchdog takes back what a scheduler lent that is killed in the middle of a slice.
+//! Measures how soon the watchdog takes back what a scheduler lent that is killed in the middle of
+//! a slice.
 //!
-//! `cargo run --release -p penstock-vcpu-host --example takeback -- [TIMES] [CPU]`, as root: two
-//! threads that compute on CPU stand for vCPUs. Prints microseconds from the signal until the
-//! thread is fair again, as a thread sees it that has the highest priority on another processor.
+//! `cargo run --release -p penstock-vcpu-host --example takeback -- [TIMES] [CPU]` runs as root.
+//! Two threads that compute on CPU stand for vCPUs. It prints the microseconds from the signal
+//! until the thread is fair again, as seen by a thread with the highest priority on another
+//! processor.
 #![deny(unsafe_code)]
 
 use std::path::Path;
@@ -18,9 +20,9 @@ use penstock_vcpu_host::config::Config;
 use penstock_vcpu_host::policy::{self, Policy};
 use penstock_vcpu_host::{service, watchdog};
 
-/// Between two looks; what is measured is too long by as much at most.
+/// Time between two looks; the result is too long by at most this.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(50);
-/// Longest that anything is waited for.
+/// Longest wait for any event.
 const PATIENCE_US: u64 = 30_000_000;
 
 type Failure = Box<dyn std::error::Error>;
@@ -31,7 +33,7 @@ fn now_us() -> u64 {
     })
 }
 
-/// Waits until it is so; microseconds since `begin`.
+/// Waits until `is` returns true. Returns the microseconds since `begin`.
 fn until(begin: u64, mut is: impl FnMut() -> bool) -> Result<u64, Failure> {
     loop {
         let now = now_us();
@@ -41,7 +43,7 @@ fn until(begin: u64, mut is: impl FnMut() -> bool) -> Result<u64, Failure> {
         if now - begin > PATIENCE_US {
             return Err("waited in vain; run as root".into());
         }
-        // Not a spin: above everything else it would keep the scheduler's own threads from dying.
+        // Not a spin, which would keep the scheduler's own threads from dying.
         let _ = ppoll(&mut [], Some(TimeSpec::from_duration(BETWEEN_LOOKS)), None);
     }
 }
@@ -50,7 +52,7 @@ fn is_lent(id: u32) -> bool {
     policy::get(id).is_ok_and(Policy::is_real_time)
 }
 
-/// A process that is killed when it is dropped.
+/// A process that is killed when this is dropped.
 struct Ends(Child);
 
 impl Drop for Ends {

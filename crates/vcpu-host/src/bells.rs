@@ -1,9 +1,9 @@
-//! The scheduler's end of the bells (`penstock_vcpu::bells`): a file that the switch makes and
-//! writes, and this side reads.
+//! The scheduler's end of the bells (`penstock_vcpu::bells`): reads a file that the switch makes
+//! and writes.
 //!
-//! **Rule.** It is read with `pread` and never mapped: a file that somebody shortens gives a short
-//! read, where a mapping would give SIGBUS in a real-time thread. One read of a line a poll costs
-//! 0.3 us, and what is missing was not rung.
+//! The file is read with `pread` and never mapped. If another process shortens it, the result is a
+//! short read, while a mapping would raise SIGBUS in a real-time thread. One read of a line costs
+//! 0.3 us a poll. A missing bell counts as not rung.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,6 @@ use penstock_vcpu::bells::{
 
 use crate::run_dir;
 
-/// The file of bells.
 #[derive(Debug)]
 pub struct Bells {
     path: PathBuf,
@@ -29,10 +28,9 @@ fn offset(at: usize) -> u64 {
 }
 
 impl Bells {
-    /// Opens the file in `dir`.
     ///
     /// # Errors
-    /// It cannot be opened, or is something else; `NotFound`: no switch has made it yet.
+    /// The file cannot be opened or is of another kind; `NotFound` if no switch has made it yet.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let path = dir.join(BELLS_FILE);
         let file = run_dir::open(File::options().read(true).write(true), &path)?;
@@ -45,14 +43,14 @@ impl Bells {
         Ok(Self { path, file })
     }
 
-    /// Whether it is still the file that stands there.
+    /// Whether the path still leads to this file.
     #[must_use]
     pub fn is_current(&self) -> bool {
         let id = |meta: io::Result<std::fs::Metadata>| meta.ok().map(|m| (m.dev(), m.ino()));
         id(self.file.metadata()) == id(std::fs::symlink_metadata(&self.path))
     }
 
-    /// The bell of the VM `name`; `None` if the switch has given it none.
+    /// The bell of the VM `name`; `None` if the switch has not assigned one.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<Bell> {
         let mut names = vec![0; usize::from(BELLS) * LINE];
@@ -64,33 +62,32 @@ impl Bells {
     }
 }
 
-/// What one scheduling thread hears of one VM's bell.
+/// A scheduling thread's view of one VM's bell.
 #[derive(Clone, Debug)]
 pub struct Ear {
     bells: Arc<Bells>,
     bell: Bell,
-    /// Number of the scheduling thread.
     thread: usize,
     heard: Heard,
-    /// Its byte of summons was set at the last look.
+    /// Whether the thread's summons byte was set at the last look.
     summons: bool,
 }
 
 impl Ear {
-    /// If it was ever rung, the first look hears that: who was seated a moment ago may not have
-    /// answered yet, and one slice too many is charged to that VM.
+    /// A bell that was ever rung counts as rung at the first look. A newly seated vCPU may not have
+    /// answered yet, and a slice too many is charged to its VM.
     #[must_use]
     pub fn new(bells: Arc<Bells>, bell: Bell, thread: usize) -> Self {
         Self { bells, bell, thread, heard: Heard::default(), summons: false }
     }
 
-    /// Whether it is of that bell in that file.
+    /// Whether this is the view of that bell in that file.
     #[must_use]
     pub fn is_of(&self, bells: &Arc<Bells>, bell: Bell) -> bool {
         Arc::ptr_eq(&self.bells, bells) && self.bell == bell
     }
 
-    /// Whether it was rung since the last look.
+    /// Whether the bell was rung since the last look.
     pub fn hear(&mut self) -> bool {
         let mut line = [0; LINE];
         let at = offset(self.bell.counter_at());
@@ -103,14 +100,14 @@ impl Ear {
         self.heard.look(count)
     }
 
-    /// Wants to be woken when it is rung next. Whether it was rung meanwhile, and nobody may have
-    /// seen that.
+    /// Asks to be woken when the bell is next rung. Returns whether it was rung meanwhile, because
+    /// the worker may not have seen the request.
     pub fn summon(&mut self) -> bool {
         if self.summons || self.thread >= THREADS_MAX {
             return false;
         }
         let at = offset(self.bell.summons_at() + self.thread);
-        // A file that cannot be written any more is looked at in each poll all the same.
+        // If the file can no longer be written, each poll still reads it.
         self.bells.file.write_all_at(&[1], at).is_ok() && self.hear()
     }
 }
@@ -144,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rung_is_heard_once() {
+    fn a_ring_is_seen_once() {
         let dir = dir("heard");
         assert_eq!(Bells::open(&dir).unwrap_err().kind(), io::ErrorKind::NotFound);
         let file = file(&dir, "web");
@@ -162,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_leaves_word_and_looks_once_more() {
+    fn before_sleeping_a_thread_asks_to_be_woken_and_looks_again() {
         let dir = dir("summons");
         let file = file(&dir, "web");
         let bells = Arc::new(Bells::open(&dir).unwrap());
@@ -181,14 +178,14 @@ mod tests {
         file.write_all_at(&[0; 8], offset(web.summons_at())).unwrap();
         ring(&file, web, 2);
         assert!(ear.hear() && !ear.summon() && summons()[3] == 1, "taken away and set again");
-        // Cut off while it is in use: nothing is heard, and nobody dies of it.
+        // The file is shortened while in use: no ring is seen, and the process survives.
         file.set_len(100).unwrap();
         assert!(!ear.hear());
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
-    fn something_else_is_refused() {
+    fn a_file_of_another_kind_is_refused() {
         let dir = dir("foreign");
         std::fs::write(dir.join(BELLS_FILE), [1; 64]).unwrap();
         assert!(Bells::open(&dir).unwrap_err().to_string().contains("remove it"));

@@ -1,13 +1,19 @@
-//! Real-time budgets of cgroups (`CONFIG_RT_GROUP_SCHED`, cgroup v1), as far as they are missing.
+//! Real-time budgets of cgroups (`CONFIG_RT_GROUP_SCHED`, cgroup v1): which budgets are missing.
 //!
-//! **Problem.** A thread whose cgroup has `cpu.rt_runtime_us` = 0 cannot be real-time. With too
-//! little it is throttled and late: twice what its slices take is enough (measured). **Source.**
+//! # Problem
+//! A thread whose cgroup has `cpu.rt_runtime_us` = 0 cannot be real-time. With too small a budget
+//! it is throttled and late. Twice what its slices take is enough (measured).
+//!
+//! # Source
 //! Linux, `scheduler/sched-rt-group.rst`: the budgets of all children, as parts of their periods,
-//! are together at most that of the parent, and the root has `sched_rt_runtime_us`.
+//! are together at most that of the parent. The root has `sched_rt_runtime_us`.
 //!
-//! **Rule.** A directory needs what its own threads need and what its children have or need. The
-//! parents come first, as the kernel asks for it. **Cost.** Reads of all siblings on the way up:
-//! not for a scheduling thread.
+//! # Approach
+//! A directory needs the budget of its own threads plus what its children have or need. Parents
+//! come first, as the kernel requires.
+//!
+//! # Cost
+//! Reads of all siblings on the way up, so not for a scheduling thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -19,19 +25,20 @@ use penstock_vcpu::deadline_queue::SLICE;
 
 const RUNTIME: &str = "cpu.rt_runtime_us";
 
-/// What is written next to `RUNTIME` unless somebody changes it, in microseconds.
+/// Default period of a budget in microseconds.
 const PERIOD_US: u64 = 1_000_000;
 
-/// What must be written, and whether the kernel takes that.
+/// Budgets that must be written, and whether the kernel accepts them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Files and their numbers, in the order in which they are to be written.
+    /// Files and the values to write, in this order.
     pub writes: Vec<(PathBuf, u64)>,
-    /// All budgets below the root are then more than the root has, in millionths of a processor.
+    /// If all budgets below the root then exceed that of the root: both, in millionths of a
+    /// processor.
     pub over: Option<(u64, u64)>,
 }
 
-/// What a vCPU with a deadline needs, in millionths of a processor.
+/// Budget that a vCPU with a deadline needs, in millionths of a processor.
 #[must_use]
 pub fn needed_ppm(deadline: Nanos) -> u64 {
     let twice = 2 * u128::from(SLICE.0) * u128::from(WHOLE_PPM);
@@ -48,14 +55,14 @@ fn period_us(dir: &Path) -> u64 {
     period.filter(|us| *us > 0).unwrap_or(PERIOD_US)
 }
 
-/// Its budget in millionths of a processor; one that is below 0 has no bound.
+/// Budget of a directory in millionths of a processor. A negative value means no limit.
 fn has_ppm(dir: &Path) -> Option<u64> {
     let runtime = read(dir, RUNTIME)?;
     let Ok(runtime) = u64::try_from(runtime) else { return Some(WHOLE_PPM) };
     Some(runtime.saturating_mul(WHOLE_PPM) / period_us(dir))
 }
 
-/// `ppm` of a processor in a period of `dir`.
+/// Converts `ppm` of a processor to microseconds in the period of `dir`.
 fn in_us(dir: &Path, ppm: u64) -> u64 {
     ppm.saturating_mul(period_us(dir)).div_ceil(WHOLE_PPM)
 }
@@ -66,8 +73,8 @@ fn children(dir: &Path) -> Vec<PathBuf> {
     dirs.map(|it| it.path()).collect()
 }
 
-/// What is missing for threads in these directories to be real-time for so many millionths of a
-/// processor; several entries of one directory add up.
+/// The missing budgets for real-time threads in these directories, each with its need in millionths
+/// of a processor. Several entries of one directory add up.
 #[must_use]
 pub fn missing(needs: &[(PathBuf, u64)]) -> Missing {
     let mut own: BTreeMap<&Path, u64> = BTreeMap::new();
@@ -75,7 +82,7 @@ pub fn missing(needs: &[(PathBuf, u64)]) -> Missing {
         *own.entry(dir).or_default() += ppm;
     }
     let above = |dir: &Path| dir.parent().is_some_and(|up| up.join(RUNTIME).exists());
-    // Deepest first: what a directory needs follows from those in it.
+    // The deepest directories first, because the need of a directory follows from those in it.
     let mut dirs: Vec<&Path> = needs
         .iter()
         .flat_map(|(dir, _)| dir.ancestors().take_while(|at| above(at)))
@@ -106,7 +113,7 @@ pub fn missing(needs: &[(PathBuf, u64)]) -> Missing {
     missing
 }
 
-/// The same for people.
+/// The missing budgets as a remedy for the operator.
 #[must_use]
 pub fn remedy(missing: &Missing) -> String {
     let mut text = String::new();
@@ -131,7 +138,7 @@ pub fn remedy(missing: &Missing) -> String {
 mod tests {
     use super::*;
 
-    /// A hierarchy below a directory for this test, with the budgets of its directories.
+    /// A hierarchy below a directory of this test, with the budgets of its directories.
     fn hierarchy(name: &str, dirs: &[(&str, i64)]) -> PathBuf {
         let root = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
         for (dir, runtime) in dirs {
@@ -173,12 +180,12 @@ mod tests {
         assert_eq!((&told.writes[..], told.over), (&all[..], None));
         let first = format!("write 500000 into {}/m/{RUNTIME}, then 400000 ", root.display());
         assert!(remedy(&told).starts_with(&first), "{}", remedy(&told));
-        // As it says, and nothing is missing.
+        // After following the remedy nothing is missing.
         for (file, us) in &told.writes {
             std::fs::write(file, us.to_string()).unwrap();
         }
         assert_eq!(missing(&needs), Missing::default());
-        // In one directory both are needed together, and a period of its own counts.
+        // In one directory the needs add up, and the directory's own period counts.
         std::fs::write(root.join("m/vm/vcpu0/cpu.rt_period_us"), "100000").unwrap();
         std::fs::write(root.join("m/vm/vcpu0").join(RUNTIME), "20000").unwrap();
         let both = missing(&[of("m/vm/vcpu0", 200_000), of("m/vm/vcpu0", 200_000)]);

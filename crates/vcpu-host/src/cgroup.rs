@@ -1,15 +1,15 @@
-//! The cgroup that divides a thread's processor time: which it is, and its weight.
+//! The cgroup that divides a thread's processor time, and its weight.
 //!
-//! **Source.** Linux `admin-guide/cgroup-v1/cgroups.rst`, `admin-guide/cgroup-v2.rst`. **Rule.** If
-//! the `cpu` controller has a v1 hierarchy, that one counts; else the unified one. Weights are told
-//! in parts of the kernel's default, so that both kinds take the same numbers.
+//! Sources: Linux `admin-guide/cgroup-v1/cgroups.rst`, `admin-guide/cgroup-v2.rst`. If the `cpu`
+//! controller has a v1 hierarchy, that one counts, otherwise the unified one. Weights are in
+//! millionths of the kernel's default, so that both versions take the same numbers.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Which interface a cgroup has.
+/// Version of a cgroup's interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// `cpu.shares`, 2 to 262,144, default 1,024.
@@ -27,10 +27,10 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// The cgroup at `path`, whichever kind it is.
+    /// The cgroup at `path`, of either version.
     ///
     /// # Errors
-    /// There is no such directory, or it has no file for a weight.
+    /// The directory does not exist, or has no file for a weight.
     pub fn at(path: &Path) -> io::Result<Self> {
         let version = [Version::V1, Version::V2]
             .into_iter()
@@ -43,12 +43,12 @@ impl Cgroup {
                 );
                 io::Error::new(io::ErrorKind::NotFound, why)
             })?;
-        // Only what has a parent of its kind has a weight that counts.
+        // The weight of a cgroup counts only if its parent is a cgroup too.
         let root = path.parent().is_none_or(|up| !up.join("cgroup.procs").exists());
         Ok(Self { path: path.to_owned(), version, root })
     }
 
-    /// The one a thread is in.
+    /// The cgroup of a thread; 0 is the caller.
     ///
     /// # Errors
     /// The thread is gone, or no hierarchy has the `cpu` controller.
@@ -63,11 +63,12 @@ impl Cgroup {
         Ok(Self { path, version, root })
     }
 
-    /// The one in which a thread's processor time is divided: its own, or the next above that the
-    /// controller works in (v2: a leaf whose parent does not hand the controller on has no weight).
+    /// The cgroup in which a thread's processor time is divided: its own, or the nearest ancestor
+    /// in which the controller works. In v2 a leaf has no weight if its parent does not delegate
+    /// the controller.
     ///
     /// # Errors
-    /// As [`Cgroup::of_thread`].
+    /// As for [`Cgroup::of_thread`].
     pub fn dividing(tid: u32) -> io::Result<Self> {
         let mut group = Self::of_thread(tid)?;
         while !group.root && !group.weight_file().exists() {
@@ -77,57 +78,54 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// Its directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its kind.
     #[must_use]
     pub const fn version(&self) -> Version {
         self.version
     }
 
-    /// Whether it is the hierarchy's root, which has no weight that counts.
+    /// Whether it is the root of the hierarchy, whose weight does not count.
     #[must_use]
     pub const fn is_root(&self) -> bool {
         self.root
     }
 
-    /// The file with its weight.
     #[must_use]
     pub fn weight_file(&self) -> PathBuf {
         self.path.join(file(self.version))
     }
 
-    /// Its weight in the kernel's own unit.
+    /// Its weight in the kernel's unit.
     ///
     /// # Errors
-    /// It vanished, or the file holds no number.
+    /// The cgroup was removed, or the file holds no number.
     pub fn weight(&self) -> io::Result<u64> {
         let text = std::fs::read_to_string(self.weight_file())?;
         text.trim().parse().map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
     }
 
-    /// Sets its weight in the kernel's own unit.
+    /// Sets its weight in the kernel's unit.
     ///
     /// # Errors
-    /// It vanished, or there is no right to.
+    /// The cgroup was removed, or the permission is missing.
     pub fn set_weight(&self, weight: u64) -> io::Result<()> {
-        // The path may come from a file, and no cgroup has a link there.
+        // Follows no link, because the path may come from a file, and no cgroup contains links.
         let mut options = OpenOptions::new();
         let file = options.write(true).truncate(true).custom_flags(libc::O_NOFOLLOW);
         file.open(self.weight_file())?.write_all(weight.to_string().as_bytes())
     }
 
-    /// What `parts` millionths of the kernel's default weight are in its own unit.
+    /// Converts `parts` millionths of the kernel's default weight to its unit.
     #[must_use]
     pub fn scaled(&self, parts: u64) -> u64 {
         scaled(self.version, parts)
     }
 
-    /// Whether this thread, and no other one, is in it.
+    /// Whether the cgroup contains only this thread.
     #[must_use]
     pub fn holds_only(&self, tid: u32) -> bool {
         let list = match self.version {
@@ -138,7 +136,7 @@ impl Cgroup {
         listed.split_ascii_whitespace().eq([tid.to_string().as_str()])
     }
 
-    /// Real-time budget in microseconds of a period, where the kernel has group budgets.
+    /// Real-time budget in microseconds per period, if the kernel has group budgets.
     #[must_use]
     pub fn rt_runtime_us(&self) -> Option<i64> {
         std::fs::read_to_string(self.path.join("cpu.rt_runtime_us")).ok()?.trim().parse().ok()
@@ -160,7 +158,7 @@ fn scaled(version: Version, parts: u64) -> u64 {
     (parts.saturating_mul(default) / 1_000_000).clamp(least, most)
 }
 
-/// Where `/proc/PID/cgroup` and the mounts say the cgroup is.
+/// Finds the cgroup's directory from `/proc/PID/cgroup` and the mounts.
 fn locate(groups: &str, mounts: &str) -> Option<(Version, PathBuf)> {
     let fields = |line: &str| {
         let mut parts = line.splitn(3, ':').map(str::to_owned);
@@ -204,7 +202,7 @@ mod tests {
         let v2 = (Version::V2, PathBuf::from("/sys/fs/cgroup/machine.slice/vm1.scope"));
         assert_eq!(locate(unified, mounts), Some(v2));
         assert_eq!(locate("3:cpuset:/\n", mounts), None);
-        // A controller whose name only begins alike is another one.
+        // A controller whose name only starts alike does not match.
         assert_eq!(locate("3:cpuset:/a\n0::/\n", mounts).unwrap().0, Version::V2);
     }
 

@@ -3,9 +3,9 @@
 use nix::time::{ClockId, clock_gettime};
 use penstock_units::Nanos;
 
-/// Time since some moment before all processes that run.
+/// Time since a fixed moment before all running processes.
 pub(crate) fn now() -> Nanos {
-    // The call cannot fail: this clock is in every kernel, and the buffer is ours.
+    // The call cannot fail: every kernel has this clock, and the buffer is on this stack.
     let Ok(at) = clock_gettime(ClockId::CLOCK_MONOTONIC) else { return Nanos(0) };
     let (seconds, nanos) = (at.tv_sec().unsigned_abs(), at.tv_nsec().unsigned_abs());
     Nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))

@@ -1,4 +1,4 @@
-//! The file of `penstock vcpu run`: processors, VMs, and what each was promised.
+//! The configuration file of `penstock vcpu run`: processors, VMs, and the parameters of each VM.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -28,28 +28,27 @@ struct File {
 /// A VM to schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmConfig {
-    /// What it is called here; events name it so.
+    /// Name of the VM, which events use.
     pub name: String,
-    /// Where its threads are.
+    /// How its threads are found.
     pub source: Source,
-    /// Names of its vCPU threads, with `*` for anything; `None`: those QEMU gives.
+    /// Pattern for the names of its vCPU threads, with `*` for any text; `None` means QEMU's names.
     pub threads: Option<String>,
-    /// What it was promised.
+    /// Its scheduling parameters.
     pub contract: Contract,
-    /// Time that is reserved for each of its vCPUs; then its contract is but a weight.
+    /// Time reserved for each of its vCPUs. If set, only the weight of the contract counts.
     pub reserve: Option<Reserve>,
 }
 
-/// What is in the file.
+/// Content of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Processors for the vCPUs of all VMs in the file.
     pub cpus: Vec<u32>,
-    /// For the scheduler's files.
+    /// Directory for the scheduler's files.
     pub run_dir: PathBuf,
-    /// How much of a processor slices of deadlines may take.
+    /// Limits on the deadlines of a processor.
     pub limits: Limits,
-    /// The VMs.
     pub vms: Vec<VmConfig>,
 }
 
@@ -66,18 +65,18 @@ impl fmt::Display for ConfigErrors {
 impl std::error::Error for ConfigErrors {}
 
 impl Config {
-    /// Reads a file.
+    /// Reads a configuration file.
     ///
     /// # Errors
-    /// All that is wrong with it.
+    /// Every mistake in the file.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
         read(path).and_then(|text| Self::parse(&text)).map_err(|wrong| named(path, wrong))
     }
 
-    /// The same from text: of a host's file what is said of vCPUs, else all there is.
+    /// Parses a configuration. In a host's file only the tables about vCPUs count.
     ///
     /// # Errors
-    /// All that is wrong with it.
+    /// Every mistake in the text.
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
         let (section, tables) = tables(text)?;
         let vm = |table: &VmTable| {
@@ -95,7 +94,7 @@ impl Config {
     }
 }
 
-/// The tables of a file, if there is no mistake in them.
+/// The tables of a file, if they have no mistakes.
 fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
     let unread =
         |error: toml::de::Error| ConfigErrors(vec![error.to_string().trim_end().to_owned()]);
@@ -134,8 +133,8 @@ fn unfit(section: &VcpuSection, tables: &[VmTable]) -> ConfigErrors {
     ConfigErrors(tables.iter().zip(planned).filter_map(told).collect())
 }
 
-/// All that is wrong with a file, and the deadlines in it that do not fit; its tables if they have
-/// no mistakes.
+/// Every mistake in a file, and the deadlines in it that do not fit. The tables are returned if
+/// they have no mistakes.
 #[must_use]
 pub fn check(path: &Path) -> (Option<(VcpuSection, Vec<VmTable>)>, ConfigErrors) {
     match read(path).and_then(|text| tables(&text)) {
@@ -156,17 +155,17 @@ fn read(path: &Path) -> Result<String, ConfigErrors> {
     std::fs::read_to_string(path).map_err(unread)
 }
 
-/// With the file's name before each line.
+/// Adds the file's name before each line.
 fn named(path: &Path, ConfigErrors(lines): ConfigErrors) -> ConfigErrors {
     ConfigErrors(lines.iter().map(|line| format!("{}: {line}", path.display())).collect())
 }
 
 impl VmConfig {
-    /// Its vCPU threads now, if it had `before` at the last look: while its process lives, no
-    /// other one with such a name takes its place.
+    /// Its present vCPU threads, given those of the last look. While its process lives, no other
+    /// process with a matching name takes its place.
     ///
     /// # Errors
-    /// Why there are none, or why it is not known whose they are.
+    /// The reason for which no threads were found, or for which it is unclear whose they are.
     pub fn find(&self, before: &[Identity]) -> Result<Vec<Identity>, FindError> {
         let of = |pid| match &self.threads {
             Some(pattern) => threads::named(pid, pattern),
@@ -193,8 +192,9 @@ impl VmConfig {
     }
 }
 
-/// The threads of the only one of these processes that has any: the shell or `sudo` that started a
-/// VM has the same command line. `had` is the one it was before. `None`: there is no process.
+/// The threads of the only one of these processes that has any. The shell or `sudo` that started a
+/// VM has the same command line. `had` is the VM's process at the last look. `None` if there is no
+/// process.
 fn only(
     pids: Vec<u32>,
     had: Option<u32>,
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_what_is_promised() {
+    fn a_file_gives_the_contracts_that_it_states() {
         let config = Config::parse(GOOD).unwrap();
         assert_eq!((config.cpus.as_slice(), config.limits), (&[1, 3][..], Limits::default()));
         assert_eq!(config.run_dir, Path::new(RUN_DIR));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_no_deadline_of_the_queue() {
+    fn a_reservation_is_not_a_deadline_of_the_queue() {
         let text = "[vcpu]\ncpus = [1]\n[[vm]]\nname = \"a\"\ndomain = \"web\"\n\
                     vcpu_mode = \"reserved\"\ndeadline = \"3 ms\"\n";
         let vm = &Config::parse(text).unwrap().vms[0];
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_processes_the_one_it_was_stays_and_else_none_is_taken() {
+    fn of_several_processes_the_previous_one_is_kept_or_none_taken() {
         let line = format!("penstock-test-several-{}", std::process::id());
         let start = || {
             let mut command = std::process::Command::new("sh");
@@ -340,7 +340,7 @@ mod tests {
         let one = find(&[]).unwrap();
         assert_eq!((one.len(), one[0].pid), (1, first.id()));
         let mut second = start();
-        // It is started a moment before its command line can be read.
+        // The process exists a moment before its command line can be read.
         let said = (0..100_000).find_map(|_| vm.find(&[]).err()).unwrap().to_string();
         let pids = format!("{}, {}", first.id().min(second.id()), first.id().max(second.id()));
         assert!(said.contains("2 processes") && said.contains(&pids), "{said}");

@@ -1,16 +1,18 @@
-//! Which cgroup divides a processor between a VM and the others.
+//! Finds the cgroups that divide a processor between VMs.
 //!
-//! **Problem.** A weight counts among siblings only. libvirt has each vCPU in a leaf of its own
-//! below its VM's scope (`machine.slice/machine-qemu-1-web.scope/libvirt/vcpu0`): a weight of that
-//! leaf divides what the VM has, and takes nothing from another VM. And what is set on a directory
-//! is set for all in it, whatever else the host runs there.
+//! # Problem
+//! A weight counts only among siblings. libvirt puts each vCPU into a leaf of its own below its
+//! VM's scope (`machine.slice/machine-qemu-1-web.scope/libvirt/vcpu0`). The weight of that leaf
+//! divides what the VM has, and takes nothing from another VM. A weight of a directory also applies
+//! to every other process in it.
 //!
-//! **Rule.** A VM's home is the deepest directory that holds all threads of its process. From the
-//! deepest directory that all homes have in common, a VM is weighed by the child it alone is below,
-//! or, where other processes are below that too, by the highest directory on the way down to its
-//! home where none is. Who is at home in that directory itself is weighed by nice values. Where
-//! several VMs are below one child the same is done there. Who is not weighed by siblings of all
-//! others is told how far its weight counts.
+//! # Approach
+//! A VM's home is the deepest directory that contains all threads of its process. The search starts
+//! at the deepest directory that all homes share. A VM is weighed by the child that contains only
+//! this VM. If other processes are in that child too, the VM is weighed by the highest directory on
+//! the way to its home that contains none. A VM whose home is the shared directory itself is
+//! weighed by nice values. If several VMs are below one child, the same is done there. A VM that is
+//! not weighed among siblings of all others is reported with the range in which its weight counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,16 +21,16 @@ use std::path::{Path, PathBuf};
 use crate::cgroup::Cgroup;
 use crate::lease::Identity;
 
-/// By what a VM is weighed.
+/// How a VM is weighed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Divider {
-    /// The directory whose weight counts; `None`: its threads' nice values.
+    /// The directory whose weight counts; `None` means nice values of its threads.
     pub group: Option<PathBuf>,
-    /// Its weight counts only among what is below this directory, and other VMs are outside.
+    /// If other VMs are outside of it: the directory below which alone the VM's weight counts.
     pub within: Option<PathBuf>,
 }
 
-/// The deepest directory with all threads of the processes that these threads belong to.
+/// The deepest directory that contains all threads of the processes of these threads.
 #[must_use]
 pub fn home(threads: &[Identity]) -> Option<PathBuf> {
     let pids: BTreeSet<u32> = threads.iter().map(|thread| thread.pid).collect();
@@ -46,14 +48,14 @@ fn common(mut one: PathBuf, other: &Path) -> PathBuf {
     one
 }
 
-/// Whether no process is below `dir` that is not below `home`, itself below `dir`.
+/// Whether `dir` contains only processes of `home`, which is below `dir`.
 #[must_use]
 pub fn is_all_of(dir: &Path, home: &Path) -> bool {
     let mut known = BTreeSet::new();
     if dir == home {
         return true;
     }
-    // A directory that cannot be read may hold anybody.
+    // A directory that cannot be read may contain any process.
     let note = &mut |pid| {
         known.insert(pid);
         true
@@ -62,10 +64,10 @@ pub fn is_all_of(dir: &Path, home: &Path) -> bool {
         && processes(dir, &mut |pid| known.contains(&pid)).unwrap_or(false)
 }
 
-/// Goes through the processes below `dir` for as long as `each` says so; whether it always did.
+/// Passes the processes below `dir` to `each` until it returns false. Returns whether it never did.
 fn processes(dir: &Path, each: &mut dyn FnMut(u32) -> bool) -> io::Result<bool> {
     let listed = match std::fs::read_to_string(dir.join("cgroup.procs")) {
-        // A threaded directory of v2: the one that the threads' processes are in lists them.
+        // In a threaded directory of v2, only the directory of the processes lists them.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => String::new(),
         listed => listed?,
     };
@@ -81,8 +83,8 @@ fn processes(dir: &Path, each: &mut dyn FnMut(u32) -> bool) -> io::Result<bool> 
     Ok(true)
 }
 
-/// For each VM, by what it is weighed; `None` is one that is not there. `is_its` says whether all
-/// that is below the first directory is what is below the second.
+/// How each VM is weighed; a home of `None` belongs to a VM that does not run. `is_its` says
+/// whether the first directory contains only processes of the second.
 #[must_use]
 pub fn divide(homes: &[Option<PathBuf>], is_its: &dyn Fn(&Path, &Path) -> bool) -> Vec<Divider> {
     let mut dividers = vec![Divider::default(); homes.len()];
@@ -129,14 +131,14 @@ fn below(
     }
 }
 
-/// From `child` down to `home`, the first with nothing else in it.
+/// The first directory from `child` down to `home` that contains nothing else.
 fn highest(child: &Path, home: &Path, is_its: &dyn Fn(&Path, &Path) -> bool) -> PathBuf {
     let mut way: Vec<&Path> = home.ancestors().take_while(|dir| dir.starts_with(child)).collect();
     way.reverse();
     way.into_iter().find(|dir| is_its(dir, home)).unwrap_or(home).to_owned()
 }
 
-/// The directory next below `dir` on the way to `path`; `None` if that is `dir` itself.
+/// The child of `dir` on the way to `path`; `None` if `path` is `dir` itself.
 fn child(dir: &Path, path: &Path) -> Option<PathBuf> {
     let next = path.strip_prefix(dir).ok()?.components().next()?;
     Some(dir.join(next))
@@ -148,7 +150,7 @@ mod tests {
 
     type Told = (Option<String>, Option<String>);
 
-    /// Where only these directories hold others as well.
+    /// The result if only these directories contain other processes as well.
     fn weighed(homes: &[&str], shared: &[&str]) -> Vec<Told> {
         let homes: Vec<Option<PathBuf>> =
             homes.iter().map(|home| (!home.is_empty()).then(|| PathBuf::from(home))).collect();
@@ -176,13 +178,13 @@ mod tests {
         let told = weighed(&["/g", "/g/vm", "/g", ""], &[]);
         assert_eq!(told, [thread.clone(), (some("/g/vm"), None), thread.clone(), thread.clone()]);
         assert_eq!(weighed(&["/g/vm"], &[]), std::slice::from_ref(&thread), "nobody beside it");
-        // All in one directory is no place apart.
+        // VMs that share one directory cannot be weighed by it.
         assert_eq!(weighed(&["/m/b", "/m/b"], &[]), [thread.clone(), thread]);
         assert!(weighed(&[], &[]).is_empty());
     }
 
     #[test]
-    fn vms_apart_are_told_how_far_their_weights_count() {
+    fn vms_in_separate_directories_are_reported_with_the_range_of_their_weights() {
         let told = weighed(&["/m/a", "/m/b/x", "/s/c"], &["/s"]);
         assert_eq!(told[0], (some("/m/a"), some("/m")));
         assert_eq!(told[1], (some("/m/b"), some("/m")));
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_else_is_below_a_directory_is_found() {
+    fn other_processes_below_a_directory_are_found() {
         let dir = std::env::temp_dir().join(format!("penstock-divide-{}", std::process::id()));
         let home = dir.join("a.scope/libvirt");
         for (path, pids) in [("", ""), ("a.scope", ""), ("a.scope/libvirt", "7\n9\n"), ("b", "")] {

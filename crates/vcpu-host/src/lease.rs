@@ -1,15 +1,20 @@
-//! The table of what is lent, in a file that outlives who lent it.
+//! The table of leases: what is lent, in a file that survives the lender.
 //!
-//! **Problem.** A thread that was given a real-time policy keeps it when the giver dies.
-//! **Rule.** Every thread that is managed has an entry with the policy it came with, written before
-//! it is changed the first time; what is lent is entered before it is lent, and struck out after it
-//! was taken back. So whoever finds the table can put everything right: the watchdog, or the next
-//! scheduler. Each scheduling thread leaves there too when it will poll next.
+//! # Problem
+//! A thread that got a real-time policy keeps it when the scheduler dies.
 //!
-//! **Form.** Words of 64 bits: a head, a heartbeat and a count of takings for each scheduling
-//! thread, entries of eight words with a check sum, so that an entry which was half written is
-//! known as such. The file belongs on a tmpfs: then reads and writes are copies in memory. It comes
-//! to its place whole, with room for every entry: who lends later finds no file system full.
+//! # Approach
+//! Every managed thread has an entry with its original policy, which is written before the first
+//! change. A loan is entered before it is made, and removed after it was taken back. Whoever reads
+//! the table can thus restore everything: the watchdog, or the next scheduler. Each scheduling
+//! thread also records there when it will poll next.
+//!
+//! # Format
+//! Words of 64 bits: a head, a heartbeat and a count of takings for each scheduling thread, then
+//! entries of eight words. Each entry has a check sum, so that a half-written one is recognised.
+//! The file belongs on a tmpfs, so that reads and writes are copies in memory. It is put in place
+//! complete, with room for every entry, so that a later loan cannot fail because the file system is
+//! full.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -22,17 +27,17 @@ use penstock_units::Nanos;
 use crate::policy::Policy;
 use crate::run_dir;
 
-/// Priority of a thread that was lent a slice: above all that is fair, below QEMU's and the
-/// kernel's real-time threads.
+/// Priority of a thread with a lent slice: above all fair threads, below the real-time threads of
+/// QEMU and the kernel.
 pub const LENT: u8 = 10;
-/// Priority of a thread that has nothing to do and runs at once when it is woken: below a slice, so
-/// that whoever is due never waits for it.
+/// Priority of a blocked thread that runs at once when it is woken. It is below that of a slice, so
+/// that a due vCPU never waits for it.
 pub const STANDING: u8 = LENT - 1;
-/// `until` of a thread whose policy stands for as long as the scheduler lives.
+/// Value of `until` for a policy that lasts as long as the scheduler.
 pub const HELD: Nanos = Nanos(u64::MAX - 1);
-/// Scheduling threads in a table.
+/// Maximum number of scheduling threads in a table.
 pub const MAX_LOOPS: usize = penstock_vcpu::terms::CPUS_MAX;
-/// Managed threads in a table.
+/// Maximum number of managed threads in a table.
 pub const MAX_ENTRIES: usize = 1_024;
 
 const MAGIC: u64 = 0x7073_746b_6c65_6132;
@@ -42,42 +47,40 @@ const ENTRY_WORDS: usize = 8;
 const ENTRIES_AT: usize = TAKINGS_AT + MAX_LOOPS * 8;
 const FILE_LEN: usize = ENTRIES_AT + MAX_ENTRIES * ENTRY_WORDS * 8;
 
-/// A process or thread that is not mistaken for a later one with the same id.
+/// A process or thread, with its start time to distinguish it from a later one with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// Of the process.
     pub pid: u32,
-    /// Of the thread; of a process, that of its first thread.
+    /// Id of the thread; for a process, that of its first thread.
     pub tid: u32,
-    /// When it began, in clock ticks since boot.
+    /// Start time in clock ticks since boot.
     pub started: u64,
 }
 
-/// What is known of a managed thread.
+/// Entry of a managed thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Who.
     pub thread: Identity,
-    /// How it was scheduled before it was managed.
+    /// Policy of the thread before it was managed.
     pub saved: Policy,
     /// Number of the scheduling thread that lends to it.
     pub by: u8,
-    /// It has a real-time policy of ours until then at the latest; 0: it has none, [`HELD`]: until
-    /// it is given back.
+    /// Latest time until which the thread has a real-time policy of the scheduler. 0 means none,
+    /// and [`HELD`] means until it is given back.
     pub until: Nanos,
 }
 
-/// See the module's text.
+/// The open file of leases.
 #[derive(Debug)]
 pub struct LeaseTable {
     file: File,
 }
 
 impl LeaseTable {
-    /// A new table, without entries. Whatever was at `path` is gone.
+    /// Creates a table without entries, and replaces any file at `path`.
     ///
     /// # Errors
-    /// The file cannot be made, or there is no room for all of it.
+    /// The file cannot be created, or the file system has no room for it.
     pub fn create(path: &Path, owner: Identity) -> io::Result<Self> {
         let fresh = path.with_extension("new");
         match std::fs::remove_file(&fresh) {
@@ -94,12 +97,12 @@ impl LeaseTable {
         Ok(table)
     }
 
-    /// The table somebody else made.
+    /// Opens the table that another process created.
     ///
     /// # Errors
-    /// There is none, or the file is something else.
+    /// The file does not exist or is of another kind.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // Who may write there says whose policies are changed.
+        // A process that can write this file decides whose policies are changed.
         let file = run_dir::open(OpenOptions::new().read(true).write(true), path)?;
         let is_whole = file.metadata()?.len() == u64::try_from(FILE_LEN).unwrap_or(u64::MAX);
         let table = Self { file };
@@ -114,7 +117,7 @@ impl LeaseTable {
         Err(io::Error::new(io::ErrorKind::InvalidData, why))
     }
 
-    /// Whether it is the file that stands at `path`, and not one that was there before.
+    /// Whether `path` leads to this file, and not to a later one.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         let id = |meta: io::Result<std::fs::Metadata>| meta.ok().map(|m| (m.dev(), m.ino()));
@@ -122,7 +125,7 @@ impl LeaseTable {
         mine.is_some() && mine == id(std::fs::symlink_metadata(path))
     }
 
-    /// The scheduler that made it.
+    /// The scheduler that created the table.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -131,7 +134,7 @@ impl LeaseTable {
         Ok(Identity { pid: half(pid), tid: half(tid), started })
     }
 
-    /// Scheduling thread number `at` will poll at `next` again; 0: it has stopped.
+    /// Records that scheduling thread `at` will poll next at `next`; 0 means that it has stopped.
     ///
     /// # Errors
     /// The file cannot be written, or `at` is not below [`MAX_LOOPS`].
@@ -142,7 +145,7 @@ impl LeaseTable {
         self.write((HEAD_WORDS + at) * 8, &[next.0])
     }
 
-    /// When each scheduling thread is to poll next; 0: it has stopped, or there is none.
+    /// Next poll of each scheduling thread; 0 if it has stopped or does not exist.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -150,17 +153,17 @@ impl LeaseTable {
         Ok(self.read::<MAX_LOOPS>(HEAD_WORDS * 8)?.map(Nanos))
     }
 
-    /// What scheduling thread number `at` lent is about to be taken back by others: it is to find
-    /// out at its next poll.
+    /// Records that others are about to take back what scheduling thread `at` lent. The thread
+    /// notices at its next poll.
     ///
     /// # Errors
-    /// As [`LeaseTable::beat`].
+    /// As for [`LeaseTable::beat`].
     pub fn note_taking(&self, at: usize) -> io::Result<()> {
         let count = self.takings(at)?;
         self.write(TAKINGS_AT + at * 8, &[count + 1])
     }
 
-    /// How often others took back what scheduling thread number `at` lent.
+    /// How often others took back what scheduling thread `at` lent.
     ///
     /// # Errors
     /// The file cannot be read, or `at` is not below [`MAX_LOOPS`].
@@ -171,27 +174,25 @@ impl LeaseTable {
         self.read(TAKINGS_AT + at * 8).map(|[count]| count)
     }
 
-    /// Writes entry number `slot`.
-    ///
     /// # Errors
     /// The file cannot be written, or `slot` is not below [`MAX_ENTRIES`].
     pub fn put(&self, slot: usize, entry: &Entry) -> io::Result<()> {
         self.write(entry_at(slot)?, &encode(entry))
     }
 
-    /// Entry number `slot`, if there is one.
+    /// Entry `slot`, if there is one.
     ///
     /// # Errors
-    /// As [`LeaseTable::put`].
+    /// As for [`LeaseTable::put`].
     pub fn get(&self, slot: usize) -> io::Result<Option<Entry>> {
         Ok(decode(&self.read(entry_at(slot)?)?))
     }
 
-    /// Strikes entry number `slot` out if it is of `thread`, which is not managed any more. One of
-    /// another thread stays.
+    /// Removes entry `slot` if it is of `thread`, which is no longer managed. An entry of another
+    /// thread stays.
     ///
     /// # Errors
-    /// As [`LeaseTable::put`].
+    /// As for [`LeaseTable::put`].
     pub fn clear(&self, slot: usize, thread: Identity) -> io::Result<()> {
         let at = entry_at(slot)?;
         match decode(&self.read(at)?) {
@@ -200,8 +201,8 @@ impl LeaseTable {
         }
     }
 
-    /// All entries, with their numbers. One that is half written is left out: its thread was not
-    /// changed yet, or was changed back already.
+    /// All entries with their numbers. A half-written entry is left out, because its thread was not
+    /// changed yet or was already restored.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -252,7 +253,7 @@ fn encode(entry: &Entry) -> [u64; ENTRY_WORDS] {
     let (number, nice, priority, slice) = match entry.saved {
         Policy::Fair { nice, slice } => (0, nice, 0, slice.0),
         Policy::Fifo { priority } => (1, 0, priority, 0),
-        // What is reserved is given back as the default: admission may refuse it by then.
+        // A reservation is replaced by the default policy, because admission may refuse it by then.
         Policy::Deadline { .. } => (0, 0, 0, 0),
         Policy::Other { number, nice, priority } => (u64::from(number), nice, priority, 0),
     };
@@ -265,7 +266,7 @@ fn encode(entry: &Entry) -> [u64; ENTRY_WORDS] {
     sealed
 }
 
-/// Differs when any word does, and is not 0.
+/// A check sum that changes with every word and is never 0.
 fn seal(words: &[u64; ENTRY_WORDS]) -> u64 {
     let mix =
         |sum: u64, word: &u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn who_opens_it_finds_what_was_written() {
+    fn an_opened_table_has_what_was_written() {
         let path = std::env::temp_dir().join(format!("penstock-leases-{}", std::process::id()));
         let table = LeaseTable::create(&path, OWNER).unwrap();
         let policies = [

@@ -1,26 +1,27 @@
 //! Virtual processors of a real host: which threads they are, how long each ran, and how they are
 //! scheduled.
 //!
-//! | Module | What it is |
+//! | Module | Content |
 //! |---|---|
-//! | [`service`] | all of it together: finds VMs, seats them, tells how it goes |
-//! | [`state`] | what it tells |
-//! | [`config`] | the file that says which VMs there are and what they were promised |
+//! | [`service`] | the whole scheduler: finds VMs, seats them, reports |
+//! | [`state`] | the scheduler's report |
+//! | [`config`] | the configuration file: VMs and their parameters |
 //! | [`threads`] | the vCPU threads of a QEMU process or of a cgroup |
 //! | [`schedstat`] | time a thread ran and waited, from procfs |
-//! | [`policy`] | how a thread is scheduled: read, and changed |
-//! | [`bells`] | what the switch says of frames that came |
-//! | [`boost`] | the actuator: lends slices to who is due |
-//! | [`weight`] | how much of what is not lent a vCPU has |
-//! | [`lease`] | what is lent, in a file that outlives who lent it |
-//! | [`restore`] | putting threads and cgroups back as they were |
-//! | [`watchdog`] | the process that does so when the scheduler is dead or stalls |
-//! | [`run_dir`] | the scheduler's directory, which is one scheduler's at a time |
+//! | [`policy`] | reading and changing the policy of a thread |
+//! | [`bells`] | the switch's reports of arrived frames |
+//! | [`boost`] | the actuator: lends slices to due vCPUs |
+//! | [`weight`] | a vCPU's weight for time that is not lent |
+//! | [`lease`] | the table of what is lent, which survives the lender |
+//! | [`restore`] | restoring threads and cgroups |
+//! | [`watchdog`] | the process that does so if the scheduler dies or stalls |
+//! | [`run_dir`] | the scheduler's directory, used by one scheduler at a time |
 //! | [`process`] | the death of another process |
-//! | [`cgroup`] | whose weight divides a thread's processor |
-//! | [`budget`] | how much real-time budget cgroups need |
-//! | [`divide`] | which cgroup divides it between VMs |
+//! | [`cgroup`] | the cgroup that divides a thread's processor time |
+//! | [`budget`] | real-time budgets that cgroups need |
+//! | [`divide`] | the cgroups that divide a processor between VMs |
 //! | `sys` | the three system calls that need `unsafe` |
+#![allow(missing_docs, reason = "a crate of this workspace only; comments say what names do not")]
 #![deny(unsafe_code)]
 
 pub mod bells;

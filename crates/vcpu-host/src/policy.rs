@@ -1,4 +1,4 @@
-//! How a thread is scheduled: read, and changed, with errors that say what to do.
+//! Reads and changes how a thread is scheduled, with errors that name the remedy.
 
 use std::fmt;
 use std::io;
@@ -13,11 +13,10 @@ use crate::sys;
 /// A scheduling policy with its parameters (`sched(7)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// `SCHED_OTHER`.
     Fair {
-        /// -20 (much) to 19 (little).
+        /// Nice value, -20 (most time) to 19 (least).
         nice: i8,
-        /// Custom slice, 0.1 to 100 ms (Linux 6.12); 0: the kernel's.
+        /// Custom slice, 0.1 to 100 ms (Linux 6.12); 0 means the kernel's slice.
         slice: Nanos,
     },
     /// `SCHED_FIFO`, which runs before every fair thread until it blocks.
@@ -27,29 +26,27 @@ pub enum Policy {
     },
     /// `SCHED_DEADLINE` with a period equal to the deadline.
     Deadline {
-        /// Run time in each period.
         runtime: Nanos,
-        /// The period.
         period: Nanos,
-        /// May use time that other such threads leave (`SCHED_FLAG_RECLAIM`).
+        /// Whether it may use time that other such threads leave (`SCHED_FLAG_RECLAIM`).
         reclaim: bool,
     },
-    /// Another one, kept as it is: batch, idle, round robin, ext.
+    /// Another policy, which is kept unchanged: batch, idle, round robin, ext.
     Other {
-        /// The kernel's number.
+        /// The kernel's number of the policy.
         number: u32,
-        /// Nice, where the policy has it.
+        /// Nice value, if the policy has one.
         nice: i8,
-        /// Priority, where the policy has it.
+        /// Priority, if the policy has one.
         priority: u8,
     },
 }
 
 impl Policy {
-    /// A thread nobody changed.
+    /// The policy of an unchanged thread.
     pub const DEFAULT: Self = Self::Fair { nice: 0, slice: Nanos(0) };
 
-    /// Whether it goes before every fair thread.
+    /// Whether threads with this policy run before every fair thread.
     #[must_use]
     pub const fn is_real_time(self) -> bool {
         match self {
@@ -73,31 +70,25 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A policy was not read or set.
+/// Reason for which a policy was not read or set.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// The thread has exited.
     #[error("thread {tid} has exited")]
-    Gone {
-        /// The thread.
-        tid: u32,
-    },
-    /// A group of real-time threads without a budget (`CONFIG_RT_GROUP_SCHED`).
+    Gone { tid: u32 },
+    /// The thread's group has no real-time budget (`CONFIG_RT_GROUP_SCHED`).
     #[error(
         "thread {tid} cannot be {policy}: its cgroup {} has cpu.rt_runtime_us = 0; write a budget \
          into that file, in the parent cgroup first",
         group.display()
     )]
     NoBudget {
-        /// The thread.
         tid: u32,
-        /// What it was to be.
+        /// The refused policy.
         policy: Policy,
-        /// Its cgroup, in the v1 `cpu` hierarchy.
+        /// Its cgroup in the v1 `cpu` hierarchy.
         group: PathBuf,
     },
-    /// No right to.
     #[error(
         "thread {tid} cannot be {policy}: not permitted; run as root or with CAP_SYS_NICE{}",
         if matches!(policy, Policy::Deadline { .. }) {
@@ -109,52 +100,42 @@ pub enum PolicyError {
         }
     )]
     Forbidden {
-        /// The thread.
         tid: u32,
-        /// What it was to be.
+        /// The refused policy.
         policy: Policy,
     },
-    /// `SCHED_DEADLINE` admission.
+    /// The admission control of `SCHED_DEADLINE` refused.
     #[error(
         "thread {tid} cannot be {policy}: the run times of all deadline threads would exceed what \
          the kernel admits (95 % of each processor, less the fair server); shorten its run time, \
          or take another one's away"
     )]
     Busy {
-        /// The thread.
         tid: u32,
-        /// What it was to be.
+        /// The refused policy.
         policy: Policy,
     },
-    /// `SCHED_DEADLINE` with a run time or a period that the kernel does not have.
+    /// The kernel does not support this run time or period of `SCHED_DEADLINE`.
     #[error(
         "thread {tid} cannot be {policy}: out of range; write a run time of 1.024 us to the \
          period, and a period within sched_deadline_period_min_us and _max_us of /proc/sys/kernel"
     )]
     Range {
-        /// The thread.
         tid: u32,
-        /// What it was to be.
+        /// The refused policy.
         policy: Policy,
     },
-    /// Anything else.
-    #[error("thread {tid} cannot use policy {policy}: {source}; check that the kernel has it")]
+    /// The kernel refused for another reason.
+    #[error("thread {tid} cannot be {policy}: {source}; does the kernel know this policy?")]
     Refused {
-        /// The thread.
         tid: u32,
-        /// What it was to be.
+        /// The refused policy.
         policy: Policy,
-        /// What the kernel said.
         source: io::Error,
     },
-    /// It could not be read.
+    /// The policy could not be read.
     #[error("policy of thread {tid} cannot be read: {source}; run as root or as its owner")]
-    Unread {
-        /// The thread.
-        tid: u32,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    Unread { tid: u32, source: io::Error },
 }
 
 fn small(value: u32) -> u8 {
@@ -169,7 +150,7 @@ fn number(policy: i32) -> u32 {
     policy.unsigned_abs()
 }
 
-/// How the thread is scheduled; 0 is the caller.
+/// The policy of a thread; 0 is the caller.
 ///
 /// # Errors
 /// [`PolicyError::Gone`] or [`PolicyError::Unread`].
@@ -191,10 +172,10 @@ pub fn get(tid: u32) -> Result<Policy, PolicyError> {
     })
 }
 
-/// Has the thread scheduled so; 0 is the caller.
+/// Sets the policy of a thread; 0 is the caller.
 ///
 /// # Errors
-/// What the kernel objects to, and what helps.
+/// The kernel's objection with its remedy.
 pub fn set(tid: u32, policy: Policy) -> Result<(), PolicyError> {
     let mut attr = sys::blank();
     match policy {
@@ -208,7 +189,8 @@ pub fn set(tid: u32, policy: Policy) -> Result<(), PolicyError> {
         }
         Policy::Deadline { runtime, period, reclaim } => {
             attr.sched_policy = number(libc::SCHED_DEADLINE);
-            // Children of a deadline thread would need bandwidth of their own; KVM makes some.
+            // Children of a deadline thread would need bandwidth of their own, and KVM creates
+            // some.
             attr.sched_flags = u64::from(number(libc::SCHED_FLAG_RESET_ON_FORK));
             if reclaim {
                 attr.sched_flags |= reclaim_flag();
@@ -236,7 +218,7 @@ fn explain(tid: u32, policy: Policy, source: io::Error) -> PolicyError {
         Some(libc::EINVAL) if matches!(policy, Policy::Deadline { .. }) => {
             PolicyError::Range { tid, policy }
         }
-        // Budgets of groups are for FIFO and round robin; the kernel asks none for deadlines.
+        // Group budgets are for FIFO and round robin; the kernel asks for none with deadlines.
         Some(libc::EPERM) if matches!(policy, Policy::Deadline { .. }) => {
             PolicyError::Forbidden { tid, policy }
         }
@@ -254,7 +236,7 @@ fn explain(tid: u32, policy: Policy, source: io::Error) -> PolicyError {
 mod tests {
     use super::*;
 
-    /// Runs `check` in a thread of its own, whose policy nobody else sees.
+    /// Runs `check` in a new thread, whose policy no other test sees.
     fn apart(check: impl FnOnce() + Send + 'static) {
         std::thread::spawn(check).join().unwrap();
     }

@@ -1,4 +1,4 @@
-//! The death of another process, told by the kernel and not by looking again and again.
+//! Waits for the death of another process without polling.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,14 +10,14 @@ use nix::sys::time::TimeSpec;
 
 use crate::sys;
 
-/// A process that is watched (`pidfd_open(2)`): its id may be used again, the descriptor is not.
+/// A watched process (`pidfd_open(2)`). Unlike its id, the descriptor is never reused.
 #[derive(Debug)]
 pub struct Watched {
     fd: OwnedFd,
 }
 
 impl AsFd for Watched {
-    /// Readable when it is dead.
+    /// Readable when the process is dead.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -27,15 +27,15 @@ impl Watched {
     /// Watches the process `pid`.
     ///
     /// # Errors
-    /// `ESRCH`: there is none; or no descriptor is left.
+    /// `ESRCH` if there is no such process, or no descriptor is free.
     pub fn open(pid: u32) -> io::Result<Self> {
         Ok(Self { fd: sys::pidfd_open(pid)? })
     }
 
-    /// Waits until it is dead or `limit` is over; whether it is dead.
+    /// Waits until the process is dead or `limit` is over. Returns whether it is dead.
     ///
     /// # Errors
-    /// What `ppoll(2)` says; a signal only ends the wait.
+    /// The error of `ppoll(2)`. A signal only ends the wait.
     pub fn dead_within(&self, limit: Duration) -> io::Result<bool> {
         let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
         match ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None) {
@@ -46,7 +46,7 @@ impl Watched {
     }
 }
 
-/// Whether SIGKILL is on its way to the first thread of `pid`: it was sent, or another thread ended
+/// Whether SIGKILL is pending for the first thread of `pid`. It was sent, or another thread ended
 /// the process, and the thread has not run since.
 #[must_use]
 pub fn is_killed(pid: u32) -> bool {
@@ -54,7 +54,7 @@ pub fn is_killed(pid: u32) -> bool {
     status.is_ok_and(|text| has_sigkill(&text))
 }
 
-/// `SigPnd` and `ShdPnd` are masks in hexadecimal, signal 1 the lowest bit.
+/// `SigPnd` and `ShdPnd` are hexadecimal masks with signal 1 as the lowest bit.
 fn has_sigkill(status: &str) -> bool {
     let pending = |line: &str| {
         let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;

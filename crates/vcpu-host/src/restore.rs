@@ -1,4 +1,5 @@
-//! Putting threads and cgroups back as they were found, by whoever is left to do it.
+//! Restores threads and cgroups to the state in which they were found, in any process that is left
+//! to do it.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};
@@ -17,20 +18,20 @@ use crate::threads;
 
 /// Name of the table of leases in a scheduler's directory.
 pub const LEASES: &str = "leases";
-/// Name of the list of weights and affinities in it.
+/// Name of the list of weights and affinities in that directory.
 pub const BEFORE: &str = "before";
 
-/// What is changed only once and put back at the end.
+/// State that is changed once and restored at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// Cgroups and the weights they had.
+    /// Cgroups and their original weights.
     pub weights: Vec<(PathBuf, u64)>,
-    /// Threads and the processors they might use.
+    /// Threads and the processors that they might use originally.
     pub affinities: Vec<(Identity, Vec<u32>)>,
 }
 
 impl Before {
-    /// Writes the list into a scheduler's directory, whole or not at all.
+    /// Writes the list into a scheduler's directory, completely or not at all.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -46,8 +47,8 @@ impl Before {
         run_dir::replace(dir, BEFORE, text.as_bytes())
     }
 
-    /// The list in a scheduler's directory; empty without one, or if it is not the user's own. A
-    /// line that is none is left out.
+    /// Reads the list from a scheduler's directory. It is empty if there is none, or if it belongs
+    /// to another user. Malformed lines are skipped.
     #[must_use]
     pub fn load(dir: &Path) -> Self {
         let (mut before, mut text) = (Self::default(), String::new());
@@ -62,7 +63,7 @@ impl Before {
         before
     }
 
-    /// Puts all of it back; what is gone by now needs nothing.
+    /// Restores all of it. What no longer exists needs nothing.
     pub fn put_back(&self) {
         for (path, weight) in &self.weights {
             if let Ok(group) = Cgroup::at(path) {
@@ -88,17 +89,17 @@ fn cpus_line(line: &str) -> Option<(Identity, Vec<u32>)> {
     Some((Identity { pid, tid, started }, cpus))
 }
 
-/// Whether it still is that thread.
+/// Whether the id still belongs to that thread.
 #[must_use]
 pub fn is_alive(thread: Identity) -> bool {
     let Identity { pid, tid, started } = thread;
     threads::started_at(pid, tid) == Some(started)
 }
 
-/// Has a thread run on these processors only.
+/// Confines a thread to these processors.
 ///
 /// # Errors
-/// It is gone, or there is no such processor.
+/// The thread is gone, or a processor does not exist.
 pub fn confine(tid: u32, cpus: &[u32]) -> io::Result<()> {
     let mut set = CpuSet::new();
     for cpu in cpus {
@@ -108,20 +109,20 @@ pub fn confine(tid: u32, cpus: &[u32]) -> io::Result<()> {
     Ok(sched_setaffinity(Pid::from_raw(tid), &set)?)
 }
 
-/// Of which threads policies are taken back.
+/// The threads whose policies are taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Of all: who gave them is dead.
+    /// All threads, because the lender is dead.
     All,
-    /// Of those that a scheduling thread lends to whose bit is set. What is reserved ([`HELD`])
-    /// needs no scheduling thread to end, as the kernel bounds it.
+    /// Threads to which a scheduling thread lends whose bit is set. A reservation ([`HELD`]) stays,
+    /// as the kernel bounds it.
     LentBy(u64),
 }
 
-/// Gives the threads in the table back the policies they came with. How many were real-time until
-/// then.
+/// Restores the original policies of the threads in the table. Returns how many were real-time
+/// until then.
 ///
-/// # Errors
+/// The table cannot be read. Threads that are gone or were changed by others stay unchanged.
 /// The table cannot be read. Threads that are gone or were changed by others are left alone.
 pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
     let mut taken = 0;
@@ -132,7 +133,7 @@ pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
             continue;
         }
         taken += usize::from(restore(&entry));
-        // Who lends may have struck it out meanwhile, and then it stays so.
+        // The lender may have removed the entry meanwhile, and it then stays removed.
         if entry.until > Nanos(0) && table.get(slot)? == Some(entry) {
             table.put(slot, &Entry { until: Nanos(0), ..entry })?;
         }
@@ -140,7 +141,7 @@ pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
     Ok(taken)
 }
 
-/// Whether the thread had a real-time policy of ours.
+/// Restores one thread. Returns whether it had a real-time policy of the scheduler.
 fn restore(entry: &Entry) -> bool {
     if !is_alive(entry.thread) {
         return false;
@@ -154,22 +155,22 @@ fn restore(entry: &Entry) -> bool {
     policy::set(tid, entry.saved).or_else(|_| policy::set(tid, Policy::DEFAULT)).is_ok() && lent
 }
 
-/// What a sweep found.
+/// Result of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swept {
-    /// No scheduler was there before, or it had put everything back.
+    /// No scheduler was there before, or it had restored everything.
     Nothing,
-    /// One had died; so many threads had a real-time policy of its.
+    /// A scheduler had died.
     After {
-        /// Of how many threads it was taken.
+        /// Number of threads from which a real-time policy was taken.
         taken: usize,
     },
 }
 
-/// Puts right what a scheduler that is dead left behind in `dir`.
+/// Restores what a dead scheduler left behind in `dir`.
 ///
 /// # Errors
-/// One that is alive uses the directory, or its files cannot be read.
+/// A living scheduler uses the directory, or its files cannot be read.
 pub fn sweep(dir: &Path) -> io::Result<Swept> {
     if !dir.exists() {
         return Ok(Swept::Nothing);
@@ -179,7 +180,7 @@ pub fn sweep(dir: &Path) -> io::Result<Swept> {
     sweep_in(&RunDir::take(dir).map_err(named)?).map_err(named)
 }
 
-/// The same in a directory that was taken: nobody who lives uses it.
+/// [`sweep`] in a directory that was taken, so that no living scheduler uses it.
 pub(crate) fn sweep_in(dir: &RunDir) -> io::Result<Swept> {
     let dir = dir.path();
     let table = match LeaseTable::open(&dir.join(LEASES)) {
@@ -192,15 +193,15 @@ pub(crate) fn sweep_in(dir: &RunDir) -> io::Result<Swept> {
     Ok(Swept::After { taken })
 }
 
-/// Puts back what is changed only once, and removes the files of a scheduler that is dead, unless
-/// they are another one's by now.
+/// Restores weights and affinities, and removes the files of a dead scheduler unless they belong to
+/// another one by now.
 pub(crate) fn put_back_in(dir: &Path, table: &LeaseTable) {
     if !table.is_at(&dir.join(LEASES)) {
         return;
     }
     Before::load(dir).put_back();
     for file in [LEASES, BEFORE, STATE] {
-        // What is not there needs no removing, and what cannot be removed is found again.
+        // A missing file needs no removal, and a file that cannot be removed is found again.
         let _ = std::fs::remove_file(dir.join(file));
     }
 }
@@ -230,7 +231,7 @@ mod tests {
         let busy = sweep(&dir).unwrap_err().to_string();
         assert!(busy.contains("run_dir"), "{busy}");
 
-        // The same process id, begun at another time: the scheduler is dead.
+        // The same process id with another start time: the scheduler is dead.
         let table = LeaseTable::create(&dir.join(LEASES), Identity { started: 0, ..me }).unwrap();
         table.put(0, &Entry { thread, saved, by: 0, until: Nanos(1) }).unwrap();
         let gone = Identity { started: thread.started + 1, ..thread };
@@ -263,7 +264,7 @@ mod tests {
         let (mut lends, mut threads) = (true, Vec::new());
         for (at, guest) in guests.iter().enumerate() {
             let thread = identity(guest.id());
-            // The last one is reserved, whoever's number stands there.
+            // The last entry is a reservation, whatever number it has.
             let (by, until) =
                 if at == 2 { (1, HELD) } else { (u8::try_from(at).unwrap(), Nanos(1)) };
             table.put(at, &Entry { thread, saved, by, until }).unwrap();
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_none_are_left_out() {
+    fn malformed_lines_are_skipped() {
         assert_eq!(weight_line("weight 7 /a b"), Some((PathBuf::from("/a b"), 7)));
         assert_eq!(weight_line("weight x /a"), None);
         assert_eq!(cpus_line("cpus 1 2 3 0,4").unwrap().1, [0, 4]);

@@ -1,13 +1,17 @@
-//! A scheduler's directory: whose it is, and that one scheduler at a time uses it.
+//! A scheduler's directory: who may write to it, and its use by one scheduler at a time.
 //!
-//! **Problem.** What stands in it decides whose policies are changed by a process with the right to
-//! change any; two schedulers in one would lend to the same threads, each believing that what the
-//! other lent is how they were found. **Rule.** Nobody else may write there. The switch may, which
-//! has the same user and fewer rights. So no link is followed, files are read only if they are
-//! regular and the user's or root's (`open`), and are written as new ones (`replace`): rights to
-//! others' files must not be used on a name that the switch chose. A lock (`flock`) is held for as
-//! long as a scheduler or its watchdog lives: the watchdog inherits it, so a new scheduler does not
-//! begin before the old one's threads are put back.
+//! # Problem
+//! Its content decides whose policies are changed by a process that may change any. Two schedulers
+//! in one directory would lend to the same threads, and each would take the other's loans for the
+//! original state.
+//!
+//! # Approach
+//! No other user may write there. The switch may, because it has the same user, but it has fewer
+//! rights. For this reason no link is followed. Files are read only if they are regular and belong
+//! to the user or to root (`open`), and are written as new ones (`replace`). The scheduler's right
+//! to others' files must not be used on a name that the switch chose. A lock (`flock`) is held for
+//! as long as a scheduler or its watchdog lives. The watchdog inherits it, so a new scheduler does
+//! not start before the old one's threads are restored.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -22,14 +26,15 @@ use nix::unistd::geteuid;
 use crate::lease::{Identity, LeaseTable};
 use crate::restore::{self, LEASES};
 
-/// Name of the file that is locked.
+/// Name of the locked file.
 const LOCK: &str = "lock";
-/// How long the watchdog of a scheduler that died may take: it needs some milliseconds.
+/// Time that the watchdog of a dead scheduler may take; it needs some milliseconds.
 const WATCHDOG_WITHIN: Duration = Duration::from_secs(5);
-/// Right to write, of the group and of all others.
+/// Write permission for the group and for others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// A directory that is ours until this is dropped, and until the last watchdog has ended.
+/// A directory that this process has taken. It is free again when this is dropped and the last
+/// watchdog has ended.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
@@ -37,10 +42,10 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes the directory if it is missing, and takes it.
+    /// Creates the directory if it is missing, and takes it.
     ///
     /// # Errors
-    /// It cannot be made, others may write there, or a scheduler uses it.
+    /// The directory cannot be created, other users may write to it, or a scheduler uses it.
     pub fn take(path: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         is_ours(path)?;
@@ -52,20 +57,19 @@ impl RunDir {
             Err(TryLockError::WouldBlock) => wait(path, lock)?,
             Err(TryLockError::Error(error)) => return Err(error),
         };
-        // Somebody may have removed the file that another one locked.
+        // Another process may have removed the file that a scheduler locked.
         match living(path) {
             Some(owner) => Err(busy(owner.pid)),
             None => Ok(Self { path: path.to_owned(), lock }),
         }
     }
 
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The lock as standard input of a process, which then has it too.
+    /// The lock as standard input of a child process, which then holds it too.
     pub(crate) fn lock(&self) -> io::Result<Stdio> {
         Ok(self.lock.try_clone()?.into())
     }
@@ -74,9 +78,9 @@ impl RunDir {
 /// Opens a file in a scheduler's directory.
 ///
 /// # Errors
-/// It is a link or no regular file, or is another user's.
+/// The path is a link or no regular file, or the file belongs to another user.
 pub(crate) fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Not to wait for a pipe's other end.
+    // O_NONBLOCK, so that opening a pipe does not wait for its other end.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = options.custom_flags(flags).open(path)?;
     let meta = file.metadata()?;
@@ -91,13 +95,10 @@ pub(crate) fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Writes the file `name` in a scheduler's directory, whole or not at all.
-///
-/// # Errors
-/// It cannot be written.
+/// Writes the file `name` in a scheduler's directory, completely or not at all.
 pub(crate) fn replace(dir: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
     let fresh = dir.join(format!(".{name}"));
-    // Whatever stands there is not written to.
+    // An existing file of that name is not written to.
     match std::fs::remove_file(&fresh) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -107,7 +108,7 @@ pub(crate) fn replace(dir: &Path, name: &str, contents: &[u8]) -> io::Result<()>
     std::fs::rename(fresh, dir.join(name))
 }
 
-/// Whether nobody else decides what is in it.
+/// Checks that no other user can change the directory's content.
 fn is_ours(path: &Path) -> io::Result<()> {
     let meta = std::fs::metadata(path)?;
     let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
@@ -121,7 +122,7 @@ fn is_ours(path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// The scheduler that made the table there, if it lives.
+/// The scheduler that created the table there, if it lives.
 fn living(path: &Path) -> Option<Identity> {
     let owner = LeaseTable::open(&path.join(LEASES)).ok()?.owner().ok()?;
     restore::is_alive(owner).then_some(owner)
@@ -132,13 +133,13 @@ fn busy(pid: u32) -> io::Error {
     io::Error::new(io::ErrorKind::AddrInUse, why)
 }
 
-/// The watchdog of one that died has the lock until all is put back.
+/// Waits for the watchdog of a dead scheduler, which holds the lock until all is restored.
 fn wait(path: &Path, lock: File) -> io::Result<File> {
     if let Some(owner) = living(path) {
         return Err(busy(owner.pid));
     }
     let (send, got) = channel();
-    // The call has no limit of its own. A thread that still waits ends with the process.
+    // The call has no time limit. A thread that still waits ends with the process.
     std::thread::spawn(move || send.send(lock.lock().map(|()| lock)));
     got.recv_timeout(WATCHDOG_WITHIN).unwrap_or_else(|_| {
         if let Some(owner) = living(path) {
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn who_begins_waits_for_the_watchdog_of_who_died() {
+    fn a_new_scheduler_waits_for_the_watchdog_of_a_dead_one() {
         let dir = dir("wait");
         let first = RunDir::take(&dir).unwrap();
         let mut watchdog = std::process::Command::new("tail")
@@ -209,7 +210,7 @@ mod tests {
         assert_eq!(Before::load(&dir), saved);
         assert!(dir.join(STATE).symlink_metadata().unwrap().is_file());
 
-        // What is read is not another file, nor another user's.
+        // Reading accepts neither a link nor a file of another user.
         std::fs::remove_file(dir.join(BEFORE)).unwrap();
         symlink(&precious, dir.join(BEFORE)).unwrap();
         assert_eq!(Before::load(&dir), Before::default());

@@ -1,4 +1,4 @@
-//! Time a thread ran and waited, as the kernel counts it.
+//! Time that a thread ran and waited, as the kernel counts it.
 
 use std::fs::File;
 use std::io;
@@ -6,24 +6,24 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-/// What `/proc/PID/task/TID/schedstat` says (Linux, `Documentation/scheduler/sched-stats.rst`).
-/// All three only grow in the life of a thread.
+/// Content of `/proc/PID/task/TID/schedstat` (Linux, `Documentation/scheduler/sched-stats.rst`).
+/// All three values only grow in the life of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Schedstat {
-    /// On a processor, to the last time the kernel updated it.
+    /// Time on a processor, up to the kernel's last update.
     pub ran: Duration,
-    /// Runnable, but not running.
+    /// Time during which it was runnable but not running.
     pub waited: Duration,
-    /// Times the thread was put on a processor.
+    /// How often the thread was put on a processor.
     pub turns: u64,
 }
 
 impl Schedstat {
-    /// Reads the counters of one thread; `task` is its directory in procfs.
+    /// Reads the counters of one thread, whose directory in procfs is `task`.
     ///
     /// # Errors
-    /// `NotFound` if the thread has exited, `InvalidData` if the file is not three numbers (a
-    /// kernel without `CONFIG_SCHED_INFO` has no such file).
+    /// `NotFound` if the thread has exited; `InvalidData` if the file does not hold three numbers.
+    /// A kernel without `CONFIG_SCHED_INFO` has no such file.
     pub fn read(task: &Path) -> io::Result<Self> {
         let file = task.join("schedstat");
         let text = std::fs::read_to_string(&file).map_err(gone)?;
@@ -33,10 +33,10 @@ impl Schedstat {
         })
     }
 
-    /// The same from the open file, without allocating.
+    /// Reads the counters from the open file, without allocating.
     ///
     /// # Errors
-    /// As [`Schedstat::read`].
+    /// As for [`Schedstat::read`].
     pub fn read_from(file: &File) -> io::Result<Self> {
         let mut bytes = [0; 64];
         let length = file.read_at(&mut bytes, 0).map_err(gone)?;
@@ -45,7 +45,7 @@ impl Schedstat {
     }
 }
 
-/// A thread that exits between open and read gives ESRCH: the same to callers as no file.
+/// Maps ESRCH, for a thread that exits between open and read, to the error of a missing file.
 fn gone(e: io::Error) -> io::Error {
     const ESRCH: i32 = 3;
     if e.raw_os_error() == Some(ESRCH) { io::ErrorKind::NotFound.into() } else { e }
@@ -77,7 +77,7 @@ mod tests {
     fn a_thread_that_computes_is_seen_to_run() {
         let me = Path::new("/proc/thread-self");
         let before = Schedstat::read(me).unwrap();
-        // Bounded by the count kept, which is what is under test, and by a number of reads.
+        // Bounded by the counter under test, and by a number of reads.
         let ran = (0..10_000_000).any(|_| Schedstat::read(me).unwrap().ran > before.ran);
         assert!(ran);
         let open = File::open(me.join("schedstat")).unwrap();

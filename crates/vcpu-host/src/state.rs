@@ -1,4 +1,4 @@
-//! What a scheduler tells about itself, in a file that `penstock vcpu show` reads.
+//! The scheduler's report on itself, in a file that `penstock vcpu show` reads.
 
 use std::io;
 use std::path::Path;
@@ -8,111 +8,105 @@ use serde::{Deserialize, Serialize};
 
 use crate::run_dir;
 
-/// A scheduler writes twice a second; one that did not for so long is not there.
+/// Age at which the report is stale. A scheduler writes it twice a second.
 pub const STALE: Duration = Duration::from_secs(5);
 
-/// Name of the file in a scheduler's directory.
+/// Name of the file in the scheduler's directory.
 pub const STATE: &str = "state.json";
 
-/// A scheduler.
+/// State of a scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Its process.
     pub pid: u32,
-    /// Its watchdog's process; 0 while there is none, and then nothing is lent.
+    /// Process id of its watchdog; 0 if there is none, and then nothing is lent.
     pub watchdog: u32,
-    /// How often its configuration was read, with or without success.
+    /// How often its configuration was read, successfully or not.
     #[serde(default)]
     pub loads: u64,
-    /// Why the last reading changed nothing.
+    /// Reason for which the last reading was refused.
     #[serde(default)]
     pub refused: Option<String>,
-    /// Its processors.
     pub cpus: Vec<CpuState>,
     /// Its VMs, in the order of the configuration file.
     pub vms: Vec<VmState>,
 }
 
-/// A scheduled processor.
+/// State of a scheduled processor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuState {
-    /// Its number.
     pub cpu: u32,
-    /// Percent of it that the scheduling thread takes, as the kernel counts it.
+    /// Processor time of the scheduling thread in percent, as the kernel counts it.
     pub own_percent: f64,
-    /// The part of that in which it reads, decides and lends; the rest is to sleep and to wake.
+    /// The part of it for reading, deciding and lending; the rest is for sleeping and waking.
     pub work_percent: f64,
-    /// Polls so far.
+    /// Number of polls so far.
     pub polls: u64,
-    /// Slots for which the scheduling thread came too late.
+    /// Number of slots for which the scheduling thread came too late.
     pub skipped: u64,
 }
 
-/// A VM.
+/// State of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmState {
-    /// Its name.
     pub name: String,
-    /// `none`, `periodic`, `aperiodic` or `reserved`: what is kept, not what was asked for.
+    /// `none`, `periodic`, `aperiodic` or `reserved`, as it is kept and not as it was asked for.
     pub mode: String,
-    /// Its deadline, or the period of what is reserved, in milliseconds; 0 without one.
+    /// Its deadline, or the period of its reservation, in milliseconds; 0 without one.
     pub deadline_ms: f64,
-    /// Its weight.
     pub weight: u16,
-    /// Why it does not have what was asked for, with the remedy.
+    /// Reason for which it does not get what it asked for, with the remedy.
     pub problem: Option<String>,
-    /// Its vCPUs.
     pub vcpus: Vec<VcpuState>,
 }
 
-/// A vCPU. Waits are from when it became runnable, or lost its processor, to when it ran, as the
-/// kernel counts them.
+/// State of a vCPU. A wait lasts from when it became runnable, or lost its processor, until it ran,
+/// as the kernel counts it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VcpuState {
-    /// Its thread.
+    /// Id of its thread.
     pub tid: u32,
-    /// Its processor.
+    /// Number of its processor.
     pub cpu: u32,
-    /// Percent of the time which all vCPUs of that processor had.
+    /// Percent of the time that all vCPUs of that processor had.
     pub share_percent: f64,
-    /// Percent that its weight stands for when all have work.
+    /// Percent that its weight entitles it to when all have work.
     pub entitled_percent: f64,
-    /// It has nothing to do.
+    /// Whether it has nothing to do.
     pub blocked: bool,
-    /// Milliseconds behind its share, below 0 ahead.
+    /// Milliseconds that it is behind its share; negative if it is ahead.
     pub credit_ms: f64,
-    /// Half of its waits are shorter, in microseconds.
+    /// Median of its waits, in microseconds.
     pub wait_p50_us: f64,
-    /// 99 % are.
+    /// 99th percentile of its waits, in microseconds.
     pub wait_p99_us: f64,
-    /// 99.9 % are.
+    /// 99.9th percentile of its waits, in microseconds.
     pub wait_p999_us: f64,
-    /// The longest.
+    /// Longest wait, in microseconds.
     pub wait_max_us: f64,
-    /// How many there were.
+    /// Number of waits.
     pub waits: u64,
-    /// Slices it was lent and used.
+    /// Number of slices that it was lent and used.
     pub boosts: u64,
-    /// Events that came for it.
+    /// Number of events that came for it.
     pub events: u64,
-    /// Waits longer than its deadline and 1 ms.
+    /// Number of waits longer than its deadline and 1 ms.
     pub missed: u64,
 }
 
 impl State {
-    /// Writes the file, whole or not at all.
+    /// Writes the file, completely or not at all.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn save(&self, dir: &Path) -> io::Result<()> {
         run_dir::replace(dir, STATE, &serde_json::to_vec(self)?)
     }
 
-    /// Reads it, if a scheduler still writes it.
+    /// Reads the file, if a scheduler still writes it.
     ///
     /// # Errors
-    /// There is none, or it is something else, or older than [`STALE`]: whoever wrote it is dead or
-    /// stands still.
+    /// The file does not exist, is of another kind, or is older than [`STALE`], because its writer
+    /// is dead or stalled.
     pub fn fresh(dir: &Path) -> io::Result<Self> {
         let age = std::fs::metadata(dir.join(STATE))?.modified()?.elapsed().unwrap_or_default();
         if age > STALE {
@@ -122,10 +116,10 @@ impl State {
         Self::load(dir)
     }
 
-    /// Reads it.
+    /// Reads the file, whatever its age.
     ///
     /// # Errors
-    /// There is none, or it is something else.
+    /// The file does not exist or is of another kind.
     pub fn load(dir: &Path) -> io::Result<Self> {
         Ok(serde_json::from_slice(&std::fs::read(dir.join(STATE))?)?)
     }

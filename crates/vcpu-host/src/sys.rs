@@ -1,5 +1,5 @@
-//! The system calls that have no safe wrapper: `sched_setattr(2)`, `sched_getattr(2)`,
-//! `pidfd_open(2)`. Everything else of this crate is safe code.
+//! The system calls without a safe wrapper: `sched_setattr(2)`, `sched_getattr(2)` and
+//! `pidfd_open(2)`. The rest of the crate is safe code.
 #![allow(unsafe_code, reason = "nix 0.31 wraps none of the three calls")]
 
 use std::io;
@@ -7,10 +7,10 @@ use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 
 use libc::{c_long, c_uint, pid_t, sched_attr};
 
-/// Size of the first version of the structure, which every kernel with these calls has.
+/// Size of the first version of the structure, which every kernel with these calls supports.
 const SIZE: u32 = 48;
 
-/// All zero but for the size: `SCHED_OTHER`, nice 0, the kernel's own slice.
+/// All zero except the size: `SCHED_OTHER`, nice 0, the kernel's own slice.
 pub(crate) const fn blank() -> sched_attr {
     sched_attr {
         size: SIZE,
@@ -32,30 +32,30 @@ fn pid(id: u32) -> io::Result<pid_t> {
     pid_t::try_from(id).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))
 }
 
-/// How the thread `tid` is scheduled; 0 is the caller.
+/// Reads the scheduling attributes of thread `tid`; 0 is the caller.
 pub(crate) fn getattr(tid: u32) -> io::Result<sched_attr> {
     let (tid, mut attr, flags) = (pid(tid)?, blank(), 0 as c_uint);
-    // SAFETY: the kernel writes at most SIZE bytes into `attr`, which is that large and outlives
+    // SAFETY: the kernel writes at most SIZE bytes into `attr`, which has that size and outlives
     // the call.
     result(unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attr, SIZE, flags) })?;
     Ok(attr)
 }
 
-/// Has the thread `tid` scheduled so; 0 is the caller.
+/// Sets the scheduling attributes of thread `tid`; 0 is the caller.
 pub(crate) fn setattr(tid: u32, attr: &sched_attr) -> io::Result<()> {
     let (tid, flags) = (pid(tid)?, 0 as c_uint);
-    // SAFETY: the kernel reads `attr.size` bytes of `attr`, which `blank` made SIZE, what the
-    // structure has; it outlives the call. Scheduling touches no memory of ours.
+    // SAFETY: the kernel reads `attr.size` bytes of `attr`, which `blank` set to SIZE, the size of
+    // the structure. It outlives the call. Scheduling touches no memory of this process.
     result(unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const *attr, flags) })?;
     Ok(())
 }
 
-/// A descriptor that is readable once the process `id` is dead.
+/// A descriptor that becomes readable when the process `id` is dead.
 pub(crate) fn pidfd_open(id: u32) -> io::Result<OwnedFd> {
     let (id, flags) = (pid(id)?, 0 as c_uint);
-    // SAFETY: no pointers are passed.
+    // SAFETY: the call takes no pointers.
     let fd = result(unsafe { libc::syscall(libc::SYS_pidfd_open, id, flags) })?;
     let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: the call succeeded, so `fd` is a new descriptor that nobody else owns.
+    // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

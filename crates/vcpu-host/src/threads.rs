@@ -1,4 +1,4 @@
-//! The vCPU threads of a virtual machine, found by process or by cgroup.
+//! Finds the vCPU threads of a virtual machine by process or by cgroup.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,16 @@ use std::path::{Path, PathBuf};
 use penstock_vcpu::terms::VCPUS_MAX;
 use thiserror::Error;
 
-/// One vCPU thread. Thread ids are used again, so the start time belongs to the name: a thread
-/// with the same `tid` and another `started` is somebody else and must not be touched.
+/// One vCPU thread. Thread ids are reused, so the start time is a part of the identity. A thread
+/// with the same `tid` and another `started` is a different one and must not be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VcpuThread {
     /// Number of the vCPU in its VM.
     pub vcpu: u32,
-    /// Process the thread belongs to.
+    /// Process of the thread.
     pub pid: u32,
-    /// The thread.
     pub tid: u32,
-    /// When it began, in clock ticks since boot (`proc(5)`, field 22 of `stat`).
+    /// Start time in clock ticks since boot (`proc(5)`, field 22 of `stat`).
     pub started: u64,
 }
 
@@ -27,31 +26,26 @@ impl VcpuThread {
         PathBuf::from(format!("/proc/{}/task/{}", self.pid, self.tid))
     }
 
-    /// Is it still the thread that was found?
+    /// Whether the id still belongs to this thread.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         started_at(self.pid, self.tid) == Some(self.started)
     }
 }
 
-/// Why no vCPU threads were found.
+/// Reason for which no vCPU threads were found.
 #[derive(Debug, Error)]
 pub enum FindError {
-    /// There is no such process or cgroup, or no right to look.
-    #[error("{path} cannot be listed: {source}; start the VM or correct the path")]
-    Unreadable {
-        /// What was to be listed.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// No process has such a command line.
-    #[error("no process has a command line like {line:?}; start the VM or correct the pattern")]
+    /// The process or cgroup does not exist, or the permission to read it is missing.
+    #[error("cannot list {path}: {source}; is the VM running, and is the path right?")]
+    Unreadable { path: PathBuf, source: io::Error },
+    /// No process has a matching command line.
+    #[error("no process has a command line like {line:?}; is the VM running?")]
     NoProcess {
-        /// What was looked for.
+        /// The pattern.
         line: String,
     },
-    /// More than one process is meant.
+    /// Several processes match.
     #[error(
         "{} processes with vCPU threads have {what}: {}; name the VM by `pid`, or by what only \
          it has",
@@ -59,62 +53,40 @@ pub enum FindError {
         pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
     )]
     Several {
-        /// What all of them have.
+        /// What the processes have in common.
         what: String,
-        /// The processes.
         pids: Vec<u32>,
     },
-    /// More threads than a VM has vCPUs.
+    /// There are more threads than a VM may have vCPUs.
     #[error(
         "{path} has {count} threads like that, and a VM has at most {VCPUS_MAX} vCPUs; name them \
          by a narrower `threads`, or the VM by one process"
     )]
-    TooMany {
-        /// What was listed.
-        path: PathBuf,
-        /// How many there are.
-        count: usize,
-    },
-    /// Two threads for one vCPU.
+    TooMany { path: PathBuf, count: usize },
+    /// Two threads belong to one vCPU.
     #[error(
         "{path} has two threads for vCPU {vcpu}; a `cgroup` that names a VM holds only that VM's \
          process"
     )]
-    Twice {
-        /// What was listed.
-        path: PathBuf,
-        /// The vCPU.
-        vcpu: u32,
-    },
-    /// No QEMU was given such a name.
+    Twice { path: PathBuf, vcpu: u32 },
+    /// No QEMU was started with this name.
     #[error(
         "no process was started with `-name guest={name}` (a libvirt domain is); is it running, \
          and is the name right? `virsh list --name` has those that are"
     )]
-    NoDomain {
-        /// What was looked for.
-        name: String,
-    },
-    /// No thread has such a name.
-    #[error("{path} has no thread named like {pattern:?}; see the names in /proc/PID/task/*/comm")]
-    NoMatch {
-        /// What was listed.
-        path: PathBuf,
-        /// What was looked for.
-        pattern: String,
-    },
-    /// The threads have no names to tell vCPUs by.
+    NoDomain { name: String },
+    /// No thread has a matching name.
+    #[error("{path} has no thread named like {pattern:?}; see /proc/PID/task/*/comm for its names")]
+    NoMatch { path: PathBuf, pattern: String },
+    /// The names of the threads do not identify vCPUs.
     #[error(
         "{path} has no thread named \"CPU n/KVM\" or \"CPU n/TCG\"; start QEMU with \
          -name NAME,debug-threads=on (libvirt does)"
     )]
-    NoVcpus {
-        /// What was listed.
-        path: PathBuf,
-    },
+    NoVcpus { path: PathBuf },
 }
 
-/// vCPU threads of the process `pid`, in the order of their numbers.
+/// vCPU threads of the process `pid`, in the order of their vCPU numbers.
 ///
 /// # Errors
 /// [`FindError`] if the process is gone or none of its threads has the name of a vCPU.
@@ -126,8 +98,8 @@ pub fn of_process(pid: u32) -> Result<Vec<VcpuThread>, FindError> {
     some(path, tids.filter_map(|tid| vcpu(pid, tid)).collect())
 }
 
-/// Threads of the process `pid` whose names match `pattern`, in which `*` stands for anything, in
-/// the order of their ids; they are numbered in that order.
+/// Threads of the process `pid` whose names match `pattern`, in which `*` stands for any text. They
+/// are numbered in the order of their ids.
 ///
 /// # Errors
 /// [`FindError`] if the process is gone or none of its threads matches.
@@ -153,21 +125,21 @@ pub fn named(pid: u32, pattern: &str) -> Result<Vec<VcpuThread>, FindError> {
     few(path, found)
 }
 
-/// The processes whose command lines, words joined by spaces, match `pattern`, in the order of
-/// their ids; never the caller.
+/// Ids of the processes whose command lines match `pattern`, in rising order and without the
+/// caller. The words of a command line are joined by spaces.
 #[must_use]
 pub fn processes_like(pattern: &str) -> Vec<u32> {
     processes(|line| matches(pattern, line.replace('\0', " ").trim_end()))
 }
 
-/// The processes that were given the guest's name `name` by `-name`, as libvirt starts QEMU for a
-/// domain, in the order of their ids.
+/// Ids of the processes that were started with the guest's name `name` by `-name`, as libvirt
+/// starts QEMU for a domain, in rising order.
 #[must_use]
 pub fn of_domain(name: &str) -> Vec<u32> {
     processes(|line| guest_name(line).as_deref() == Some(name))
 }
 
-/// Those whose command line, each word ended by a 0, is as it should be.
+/// Ids of the processes whose command line satisfies `is`. Each word ends with a zero byte.
 fn processes(is: impl Fn(&str) -> bool) -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
@@ -178,8 +150,8 @@ fn processes(is: impl Fn(&str) -> bool) -> Vec<u32> {
     found
 }
 
-/// The guest's name in a command line whose words end with 0: `-name web`, `-name guest=web,...`,
-/// with `,,` for a comma.
+/// The guest's name in a command line whose words end with zero bytes: `-name web` or `-name
+/// guest=web,...`, with `,,` for a comma.
 fn guest_name(line: &str) -> Option<String> {
     let mut words = line.split('\0');
     words.find(|word| matches!(*word, "-name" | "--name"))?;
@@ -190,8 +162,8 @@ fn guest_name(line: &str) -> Option<String> {
     Some(name.replace('\0', ","))
 }
 
-/// Whether `text` is `pattern`, in which `*` stands for anything. Each part is looked for once,
-/// from where the last one ended: a command line is somebody else's, and may be long.
+/// Whether `text` matches `pattern`, in which `*` stands for any text. Each part is searched once,
+/// from the end of the last one, because a foreign command line may be long.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut text) = text.strip_prefix(head) else { return false };
@@ -203,7 +175,7 @@ fn matches(pattern: &str, text: &str) -> bool {
     text.ends_with(tail)
 }
 
-/// vCPU threads of every process in the cgroup at `dir` (v1 or v2), not of cgroups below it.
+/// vCPU threads of every process in the cgroup at `dir` (v1 or v2), without the cgroups below it.
 ///
 /// # Errors
 /// [`FindError`] if the cgroup is gone or no thread in it has the name of a vCPU.
@@ -215,7 +187,7 @@ pub fn of_cgroup(dir: &Path) -> Result<Vec<VcpuThread>, FindError> {
     }
 }
 
-/// The same, with another way to tell a process's vCPUs.
+/// [`of_cgroup`] with another way to find a process's vCPUs.
 pub(crate) fn in_cgroup(
     dir: &Path,
     of: &dyn Fn(u32) -> Result<Vec<VcpuThread>, FindError>,
@@ -223,7 +195,7 @@ pub(crate) fn in_cgroup(
     let path = dir.join("cgroup.procs");
     let text = std::fs::read_to_string(&path)
         .map_err(|source| FindError::Unreadable { path: path.clone(), source })?;
-    // A process that exits while the list is gone through is one process less, no error.
+    // A process that exits during the iteration is not an error.
     let pids = text.lines().filter_map(|line| line.parse().ok());
     some(path, pids.filter_map(|pid| of(pid).ok()).flatten().collect())
 }
@@ -242,43 +214,43 @@ fn few(path: PathBuf, found: Vec<VcpuThread>) -> Result<Vec<VcpuThread>, FindErr
 
 fn vcpu(pid: u32, tid: u32) -> Option<VcpuThread> {
     let stat = stat_of(pid, tid)?;
-    // The name stands in brackets and may hold brackets and spaces of its own.
+    // The name is in brackets and may itself contain brackets and spaces.
     let name = &stat[stat.find('(')? + 1..stat.rfind(')')?];
     Some(VcpuThread { vcpu: number(name)?, pid, tid, started: started(&stat)? })
 }
 
-/// What the kernel says of a thread. Its name is what its program chose, in any bytes: one that is
-/// not UTF-8 must not hide it from who has to take something back.
+/// The kernel's `stat` line of a thread. The program chooses the thread's name, in any bytes. A
+/// name that is not UTF-8 must not hide the thread from restoration.
 pub(crate) fn stat_of(pid: u32, tid: u32) -> Option<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `n` of "CPU n/KVM" or "CPU n/TCG", as QEMU names its threads.
+/// `n` of "CPU n/KVM" or "CPU n/TCG", which are QEMU's names for its threads.
 fn number(name: &str) -> Option<u32> {
     let rest = name.strip_prefix("CPU ")?;
     rest.strip_suffix("/KVM").or_else(|| rest.strip_suffix("/TCG"))?.parse().ok()
 }
 
-/// When a thread began, in clock ticks since boot; `None` if it has exited, reaped or not.
+/// Start time of a thread in clock ticks since boot; `None` if it has exited, reaped or not.
 #[must_use]
 pub fn started_at(pid: u32, tid: u32) -> Option<u64> {
     let stat = stat_of(pid, tid)?;
     if matches!(state(&stat)?, 'Z' | 'X') { None } else { started(&stat) }
 }
 
-/// Letter of its state, field 3 of `stat`: R has work, others wait.
+/// Letter of the thread's state, field 3 of `stat`: R has work, others wait.
 pub(crate) fn state(stat: &str) -> Option<char> {
     stat[stat.rfind(')')? + 1..].trim_start().chars().next()
 }
 
-/// Processor it ran on last, field 39 of `stat`.
+/// Processor on which the thread last ran, field 39 of `stat`.
 pub(crate) fn cpu(stat: &str) -> Option<u32> {
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
 fn started(stat: &str) -> Option<u64> {
-    // Behind the name comes field 3, so field 22 is the twentieth.
+    // The first field behind the name is field 3, so field 22 is the twentieth.
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
@@ -288,7 +260,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn a_name_that_is_no_text_hides_nobody() {
+    fn a_name_that_is_not_utf8_hides_no_thread() {
         let (told, tids) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
@@ -331,7 +303,8 @@ mod tests {
         let found = of_process(std::process::id()).unwrap();
         assert_eq!(found.iter().map(|t| t.vcpu).collect::<Vec<_>>(), [3]);
         assert!(found[0].is_alive());
-        // The form of `cgroup.procs`: one process a line; 0 is one of another pid namespace.
+        // The form of `cgroup.procs`: one process a line; 0 stands for one of another pid
+        // namespace.
         let dir = std::env::temp_dir().join(format!("vcpu-threads-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();
@@ -347,7 +320,7 @@ mod tests {
 
         drop(stop);
         thread.join().unwrap();
-        // The thread has left user code; the kernel takes it off procfs a moment later.
+        // The thread has left user code, and the kernel removes it from procfs a moment later.
         assert!((0..10_000_000).any(|_| !found[0].is_alive()));
         let none = of_process(std::process::id()).unwrap_err().to_string();
         assert!(none.contains("debug-threads=on"), "{none}");
@@ -381,7 +354,7 @@ mod tests {
         assert!(!matches("CPU */KVM", "CPU 12/TCG") && !matches("a", "ab") && !matches("a*b", "a"));
         let none = named(std::process::id(), "no such thread").unwrap_err().to_string();
         assert!(none.contains("no such thread") && none.contains("comm"), "{none}");
-        // Other tests' threads come and go; the one that runs this is there.
+        // Threads of other tests come and go, but the test's own thread is there.
         let found = named(std::process::id(), "*").unwrap();
         assert!(found.iter().any(VcpuThread::is_alive));
         assert!(processes_like("no such process, says penstock").is_empty());
@@ -403,7 +376,7 @@ mod tests {
         let words = ["-c", "read _; :", "-name", "guest=penstock-test-domain,debug-threads=on"];
         let mut command = std::process::Command::new("sh");
         let mut child = command.args(words).stdin(std::process::Stdio::piped()).spawn().unwrap();
-        // It is started a moment before its command line can be read.
+        // The process exists a moment before its command line can be read.
         let found = (0..10_000).find_map(|_| of_domain("penstock-test-domain").pop());
         child.kill().unwrap();
         child.wait().unwrap();

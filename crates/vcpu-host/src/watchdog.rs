@@ -1,22 +1,27 @@
-//! The process that takes back what a dead or stalled scheduler lent.
+//! The watchdog: a process that takes back what a dead or stalled scheduler lent.
 //!
-//! **Problem.** A guest that computes and has `SCHED_FIFO` leaves its processor to nobody; without
-//! help a host whose scheduler was killed at the wrong moment stays that way. **Rule.** A process
-//! of its own, above all that is lent and above the scheduler, waits on the scheduler's pidfd and
-//! looks every [`LOOK`] whether a scheduling thread is late for its next poll by [`STALL`]. While
-//! something is lent that is the next slot. If it is
-//! dead, every thread and cgroup is put back as it was found; of a scheduling thread that stalls,
-//! every thread that it lent to is, and it may lend again when it moves on. Either way no thread
-//! keeps a real-time policy for 10 ms, but for what is reserved while a scheduler only stalls: that
-//! the kernel bounds.
+//! # Problem
+//! A computing guest with `SCHED_FIFO` leaves its processor to no other thread. A host whose
+//! scheduler was killed at the wrong moment would stay in that state.
 //!
-//! **Killed and not yet dead.** The pidfd tells of a process when the last of its threads is gone,
-//! and its first may wait behind the very guest that was lent to. So when a scheduling thread is
-//! late by [`DOUBT`] it is asked whether the process was killed: a thread with SIGKILL pending
-//! does nothing any more.
+//! # Approach
+//! The watchdog is a separate process, with a priority above the scheduler and all that is lent. It
+//! waits on the scheduler's pidfd, and checks every [`LOOK`] whether a scheduling thread is late
+//! for its next poll by [`STALL`]. While something is lent, the next poll is due at the next slot.
+//! If the scheduler is dead, every thread and cgroup is restored. If a scheduling thread stalls,
+//! every thread to which it lends is restored, and it may lend again when it continues. Either way
+//! no thread keeps a real-time policy for 10 ms. The exception is a reservation while the scheduler
+//! only stalls, which the kernel bounds.
 //!
-//! **Why a process.** A thread dies with the scheduler. **Why real-time.** In the fair class it
-//! came to run after 951 ms, beside one guest with a lease; here after 0.13 ms.
+//! # Killed but not yet dead
+//! The pidfd becomes readable when the last thread of a process is gone. Its first thread may have
+//! to wait behind the very guest that was lent to. If a scheduling thread is late by [`DOUBT`], the
+//! watchdog therefore checks whether the process was killed: a thread with SIGKILL pending does
+//! nothing more.
+//!
+//! # Why a real-time process
+//! A thread would die with the scheduler. In the fair class the watchdog ran after 951 ms beside
+//! one guest with a lease; as a real-time process it ran after 0.13 ms.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -37,43 +42,44 @@ use crate::process::{self, Watched};
 use crate::restore::{self, LEASES, Reach};
 use crate::run_dir::RunDir;
 
-/// Priority of the watchdog: above scheduling threads, which are above what they lend.
+/// Priority of the watchdog: above scheduling threads, whose priority is above what they lend.
 pub const PRIORITY: u8 = 95;
-/// Between two looks at the heartbeats.
+/// Time between two looks at the heartbeats.
 pub const LOOK: Duration = Duration::from_millis(2);
-/// A scheduling thread that is late for its poll by so much is stalled: twelve slices.
+/// Delay of a poll at which a scheduling thread counts as stalled: twelve slices.
 pub const STALL: Nanos = Nanos::from_millis(6);
-/// One that is late by so much may be dead: two slices. Then it is asked whether it was killed.
+/// Delay of a poll at which a scheduling thread may be dead: two slices. The watchdog then checks
+/// whether its process was killed.
 pub const DOUBT: Nanos = Nanos::from_millis(1);
-/// What it says when it watches, and whom.
+/// Line that the watchdog prints when it watches; the process id follows.
 const WATCHING: &str = "watching process";
-/// How long one that is started may take until it watches.
+/// Time that a started watchdog may take until it watches.
 const READY_WITHIN: Duration = Duration::from_secs(5);
 
-/// What a watchdog tells its log.
+/// Event that a watchdog logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// A scheduling thread has not polled in time; so many threads were made fair again.
+    /// A scheduling thread has not polled in time.
     Stalled {
-        /// Its number.
+        /// Number of the scheduling thread.
         at: usize,
-        /// Of how many threads a real-time policy was taken.
+        /// Number of threads from which a real-time policy was taken.
         taken: usize,
     },
-    /// All poll again.
+    /// All scheduling threads poll again.
     Moves,
-    /// The scheduler is dead; so many threads were made fair again.
+    /// The scheduler is dead.
     Dead {
-        /// Of how many threads a real-time policy was taken.
+        /// Number of threads from which a real-time policy was taken.
         taken: usize,
     },
 }
 
-/// Watches the scheduler that made the table in `dir` until it is dead; says on standard output
-/// when it watches. The whole life of the process it runs in.
+/// Watches the scheduler that made the table in `dir` until it is dead, and prints a line when it
+/// starts to watch. This is the main function of the watchdog process.
 ///
 /// # Errors
-/// There is no table or its maker is dead, or the process may not have a real-time policy.
+/// The table does not exist, its scheduler is dead, or the process may not have a real-time policy.
 pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
     let table = LeaseTable::open(&dir.join(LEASES))?;
     let owner = table.owner()?;
@@ -81,10 +87,10 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
     if !restore::is_alive(owner) {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
-    // What ends the scheduler must not end who cleans up after it: the same Ctrl-C reaches both.
+    // The signal that ends the scheduler must not end its watchdog; the same Ctrl-C reaches both.
     SigSet::all().thread_block()?;
-    // A page that has to come back from disk would come too late; without the right to lock, or
-    // the room, it is still better than none.
+    // A page that has to be read from disk would come too late. Without the right or the room to
+    // lock pages, the watchdog is still better than none.
     let _ = mlockall(MlockAllFlags::MCL_CURRENT);
     policy::set(0, Policy::Fifo { priority: PRIORITY }).map_err(io::Error::other)?;
     println!("{WATCHING} {}", owner.pid);
@@ -99,7 +105,8 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
         }
         match beats.iter().position(by(STALL)) {
             Some(at) => {
-                // Again at each look: it may have lent once more before it stood still.
+                // Repeated at each look, because the thread may have lent once more before it
+                // stalled.
                 let taken = take_of_stalled(&table, &beats, by(STALL))?;
                 if !stalled || taken > 0 {
                     tell(Sight::Stalled { at, taken });
@@ -119,15 +126,15 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes back what scheduling threads lent that stand still; the others go on.
+/// Takes back what stalled scheduling threads lent; the others continue.
 fn take_of_stalled(
     table: &LeaseTable,
     beats: &[Nanos],
     stands_still: impl Fn(&Nanos) -> bool,
 ) -> io::Result<usize> {
     let still: Vec<usize> = (0..beats.len()).filter(|at| stands_still(&beats[*at])).collect();
-    // One that wakes up meanwhile finds out in its next poll: what it lent before that poll, and,
-    // said once more, what it lent in it.
+    // A thread that wakes up meanwhile notices in its next poll what was taken of its earlier
+    // loans. The second note covers loans that it made in that poll.
     still.iter().try_for_each(|at| table.note_taking(*at))?;
     let loops = still.iter().fold(0, |loops, at| loops | 1 << at);
     let taken = restore::take_back(table, Reach::LentBy(loops));
@@ -135,21 +142,21 @@ fn take_of_stalled(
     taken
 }
 
-/// A watchdog of ours.
+/// A running watchdog process.
 #[derive(Debug)]
 pub struct Watchdog {
     child: Child,
     watched: Watched,
-    // Closing it would end the watchdog at its next line.
+    // Kept open, because closing it would end the watchdog at its next line.
     _says: ChildStdout,
 }
 
 impl Watchdog {
-    /// Starts `command`, which is to call [`watch`], and waits until it watches. The directory is
-    /// not free before it has ended.
+    /// Starts `command`, which must call [`watch`], and waits until it watches. The directory stays
+    /// taken until it has ended.
     ///
     /// # Errors
-    /// It cannot be started, or does not watch: what it said is on standard error.
+    /// It cannot be started or does not watch; standard error has its message.
     pub fn start(mut command: Command, dir: &RunDir) -> io::Result<Self> {
         let mut child = command.stdin(dir.lock()?).stdout(Stdio::piped()).spawn()?;
         let watched = Watched::open(child.id());
@@ -167,7 +174,7 @@ impl Watchdog {
         ))
     }
 
-    /// Its process.
+    /// Id of its process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -185,7 +192,7 @@ impl Watchdog {
     }
 }
 
-/// Whether it says in time that it watches; what else is on its output is of no interest.
+/// Whether it prints in time that it watches. Other output is ignored.
 fn hears(says: &ChildStdout) -> bool {
     let begin = clock::now();
     let (mut said, mut part) = (Vec::new(), [0; 256]);

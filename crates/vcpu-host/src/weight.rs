@@ -1,16 +1,22 @@
-//! How much weight the fair class gives a vCPU, so that in the end it has its share.
+//! The weight of a vCPU in the fair class that gives it its share in the long run.
 //!
-//! **Problem.** Time that a vCPU was lent does not count against it in the kernel's fair class:
-//! with D = 3 ms one of six hogs had 30.6 % of a processor, not 16.7. **Source.** Measured; the
-//! accounts are those of [`penstock_vcpu::credit_book`].
+//! # Problem
+//! The kernel's fair class does not count time that a vCPU was lent. With D = 3 ms one of six hogs
+//! had 30.6 % of a processor, not 16.7.
 //!
-//! **Rule.** Its credits say by how much time a vCPU is ahead of its share (below 0) or behind.
-//! Every epoch its weight becomes base * (1 + credit / (share * [`HORIZON`])), at least 1/500 and
-//! at most four times the base. Credits are the sum over time of what is missing, so where they
-//! come to rest nothing is missing any more: shares have no lasting error, although the weight
-//! follows in proportion only. Bounds that are reached are no error either, credits go on counting.
+//! # Source
+//! Measured; the accounts are those of [`penstock_vcpu::credit_book`].
 //!
-//! **Departure.** Xen lets who is OVER wait for all that are UNDER. Done by weights of next to
+//! # Approach
+//! A vCPU's credits say how much time it is ahead of its share (negative) or behind it. Every epoch
+//! its weight becomes base * (1 + credit / (share * [`HORIZON`])), at least 1/500 and at most four
+//! times the base. Credits are the sum over time of the missing share. When they stop changing,
+//! nothing is missing any more. Shares thus have no lasting error, although the weight only follows
+//! in proportion. Reaching a bound causes no error either, because credits continue to count.
+//!
+//! # Departures
+//! Xen lets a vCPU that is OVER wait for all that are UNDER. Weights near zero would do this
+//! exactly too, but every vCPU would wait for epochs of 30 ms.
 //! nothing that would be exact too, but everybody would wait for epochs of 30 ms.
 
 use std::io;
@@ -20,10 +26,10 @@ use penstock_units::Nanos;
 
 use crate::cgroup::Cgroup;
 
-/// In how long what is missing would be made up for: a third of it in an epoch.
+/// Time in which a missing share would be made up: a third of it in an epoch.
 pub const HORIZON: Nanos = Nanos::from_millis(100);
 
-/// Weight one, in the millionths this module counts in.
+/// Weight one, in the millionths of this module.
 const ONE: i128 = 1_000_000;
 
 /// The kernel's weights for nice -20 to 19 (`sched_prio_to_weight`), 1,024 for nice 0.
@@ -33,9 +39,9 @@ const OF_NICE: [u64; 40] = [
     215, 172, 137, 110, 87, 70, 56, 45, 36, 29, 23, 18, 15,
 ];
 
-/// Millionths of the kernel's default weight for a vCPU whose weight is `base_ppm` of the default,
-/// whose share of the processor is `share_ppm`, and which is `credit` nanoseconds behind (or, below
-/// 0, ahead).
+/// Weight of a vCPU in millionths of the kernel's default. Its base weight is `base_ppm` of the
+/// default, and its share of the processor is `share_ppm`. It is `credit` nanoseconds behind, or
+/// ahead if negative.
 #[must_use]
 pub fn parts(base_ppm: u64, share_ppm: u64, credit: i64) -> u64 {
     let horizon = i128::from(HORIZON.0) * i128::from(share_ppm.max(1)) / ONE;
@@ -44,11 +50,11 @@ pub fn parts(base_ppm: u64, share_ppm: u64, credit: i64) -> u64 {
     u64::try_from(i128::from(base_ppm) * factor / ONE).unwrap_or(u64::MAX)
 }
 
-/// The nice value whose weight is nearest.
+/// The nice value with the nearest weight.
 #[must_use]
 pub fn nice(parts: u64) -> i8 {
     let want = u128::from(parts) * 1_024;
-    // Between two neighbours the geometric mean decides, as each is 1.25 of the next.
+    // The geometric mean separates two neighbours, because each is 1.25 times the next.
     let heavier = |pair: &[u64]| {
         u128::from(pair[0]) * u128::from(pair[1]) * 1_000_000_000_000 >= want.saturating_mul(want)
     };
@@ -56,23 +62,23 @@ pub fn nice(parts: u64) -> i8 {
     i8::try_from(steps).map_or(19, |steps| steps - 20)
 }
 
-/// The weight of a cgroup in which only one VM is: the sum of what its vCPUs that have work should
-/// have, which the kernel divides among the processors by what runs in the group on each.
+/// The weight of a cgroup that contains only one VM: the sum of the weights of its vCPUs that have
+/// work. The kernel divides it among the processors by what runs in the group on each.
 #[derive(Debug)]
 pub struct GroupWeight {
     group: Cgroup,
-    /// Of each vCPU the parts it should have, and whether it has work.
+    /// Weight of each vCPU in millionths, and whether it has work.
     parts: Mutex<Vec<(u64, bool)>>,
 }
 
 impl GroupWeight {
-    /// Of a VM with so many vCPUs.
+    /// The weight of a VM with `vcpus` vCPUs.
     #[must_use]
     pub fn new(group: Cgroup, vcpus: usize) -> Self {
         Self { group, parts: Mutex::new(vec![(0, false); vcpus]) }
     }
 
-    /// Where none has work it is what all should have.
+    /// Sets one vCPU's part. If none has work, the sum is over all.
     fn set(&self, at: usize, parts: u64, works: bool) -> io::Result<usize> {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mine) = all.get_mut(at) {
@@ -83,35 +89,35 @@ impl GroupWeight {
             counted.fold(0, |sum: u64, (parts, _)| sum.saturating_add(*parts))
         };
         let sum = Some(sum(false)).filter(|sum| *sum > 0).unwrap_or_else(|| sum(true));
-        // Written while the others wait, or an older sum might come after a newer one.
+        // Written under the lock, so that an older sum cannot follow a newer one.
         self.group.set_weight(self.group.scaled(sum))?;
         Ok(all.len())
     }
 }
 
-/// By what a vCPU's weight is set.
+/// How a vCPU's weight is set.
 #[derive(Clone, Debug)]
 pub enum Weigher {
-    /// By its nice value: it shares a cgroup with others.
+    /// By its nice value, because it shares a cgroup with others.
     Nice,
     /// By the weight of its VM's cgroup.
     Group {
-        /// The cgroup; all vCPUs of the VM have a part in its weight.
+        /// The cgroup; all vCPUs of the VM contribute to its weight.
         all: Arc<GroupWeight>,
-        /// Number of this one among them.
+        /// Number of this vCPU among them.
         at: usize,
-        /// The cgroup in there that this vCPU alone is in. Its weight, or else its nice value, says
-        /// how much of the VM's weight is on this vCPU's processor.
+        /// The cgroup inside of it that contains only this vCPU. Its weight, or else the nice
+        /// value, says how much of the VM's weight is on this vCPU's processor.
         leaf: Option<Cgroup>,
     },
 }
 
 impl Weigher {
-    /// Sets the weights of cgroups for a vCPU that has work or not; the nice value that its thread
-    /// is to have.
+    /// Sets the weights of cgroups for a vCPU, which has work or not. Returns the nice value that
+    /// its thread should have.
     ///
     /// # Errors
-    /// The cgroup vanished, or there is no right to.
+    /// The cgroup was removed, or the permission is missing.
     pub fn apply(&self, parts: u64, works: bool) -> io::Result<Option<i8>> {
         let Self::Group { all, at, leaf } = self else { return Ok(Some(nice(parts))) };
         let vcpus = all.set(*at, parts, works)?;
@@ -126,9 +132,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_ahead_or_behind_has_its_own_weight() {
+    fn without_credits_a_vcpu_has_its_base_weight() {
         assert_eq!(parts(1_000_000, 166_667, 0), 1_000_000);
-        // A sixth of 100 ms behind: twice as much; far ahead: next to nothing.
+        // A sixth of 100 ms behind gives twice the weight; far ahead gives next to nothing.
         let twice = parts(1_000_000, 166_667, 16_666_700);
         assert!((1_990_000..=2_010_000).contains(&twice), "{twice}");
         assert_eq!(parts(1_000_000, 166_667, -300_000_000), 2_000);
@@ -153,7 +159,8 @@ mod tests {
         Cgroup::at(dir).unwrap()
     }
 
-    /// The second one's debts count as the first one's do, and who has no work has no part.
+    /// Credits of the second vCPU count like those of the first, and a vCPU without work has no
+    /// part.
     #[test]
     fn a_vm_with_several_vcpus_has_the_weight_of_all_that_have_work() {
         let dir = std::env::temp_dir().join(format!("penstock-weight-{}", std::process::id()));
@@ -167,13 +174,13 @@ mod tests {
         };
         assert_eq!(said(&first, 1_000_000, true), (Some(0), 100, 100));
         assert_eq!(said(&second, 1_000_000, true), (None, 200, 100));
-        // Far ahead of its share: the VM has less, and on this one's processor only.
+        // Far ahead of its share, the VM has less weight, on this vCPU's processor only.
         assert_eq!(said(&second, 2_000, true), (None, 100, 1));
         assert_eq!(said(&second, 4_000_000, true), (None, 500, 400));
         assert_eq!(said(&first, 2_000, true).1, 400);
         assert_eq!(said(&first, 1_500_000, false).1, 400, "it has nothing to do");
         assert_eq!(said(&second, 500_000, false).1, 200, "nor has the other one");
-        // Without a leaf of its own it is the thread's nice value.
+        // Without a leaf of its own, the thread's nice value counts.
         std::fs::remove_dir_all(leaf.path()).unwrap();
         assert_eq!(second.apply(500_000, true).unwrap(), Some(nice(500_000)));
         let alone = Arc::new(GroupWeight::new(group.clone(), 1));
@@ -183,8 +190,8 @@ mod tests {
         assert!(alone.apply(300_000, true).is_err());
     }
 
-    /// Hogs whose run time follows the weights, one of which is lent time besides: all come to
-    /// their share, which without credits they do not.
+    /// Hogs whose run time follows the weights; one is also lent time. All reach their share, which
+    /// they do not without credits.
     #[test]
     fn shares_have_no_lasting_error_although_one_is_lent_time() {
         const EPOCH: i64 = 30_000_000;

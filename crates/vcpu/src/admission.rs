@@ -1,23 +1,32 @@
-//! Whether deadlines fit, before they are promised; and if not, what would.
+//! Admission control of deadlines: whether a set of deadlines can be kept, and if not, what would
+//! fit.
 //!
-//! **Problem.** A deadline that the other deadlines leave no room for is missed, and one that a VM
-//! cannot pay for out of its share takes others' time. **Sources.** VM jitter leaves both open
-//! (§III-A). The bound on the sum is a parameter of ours; the share's rule is measured
-//! (`docs/vcpu.md`). **Quantities.** D: deadline. S: slice, 0.5 ms. Shares in millionths of a
-//! processor.
+//! # Problem
+//! A deadline without room beside the others is missed. A deadline that a VM cannot pay for out of
+//! its share takes time from others.
 //!
-//! **Rule.** On each processor:
-//! 1. what a vCPU's slices take is at most its share: S / (D + S) <= share;
-//! 2. together they take at most 0.7 of the processor ([`Limits::density_ppm`]);
-//! 3. their slots can be laid out ([`crate::slots`]), which up to 0.7 they nearly always can;
-//! 4. nor does it take more than its share when others bring its slices forward, because the slots
-//!    before its deadline are theirs ([`crate::slots::shortest_gaps`]);
-//! 5. none is on the driver domain's processor.
+//! # Source
+//! VM jitter (§III-A) leaves both open. The bound on the sum is a parameter of this implementation.
+//! The rule for the share is measured (`docs/vcpu.md`).
 //!
-//! **Example** (a test). D = 3 ms takes 1/7 of a processor, so 142,857 ppm of share are needed: one
-//! of six equal VMs has 166,666, one of eight has 125,000 and would have to take D = 3.5 ms.
+//! # Quantities
+//! D is the deadline and S the slice, 0.5 ms. Shares are in millionths of a processor.
 //!
-//! **Departures.** None. **Cost.** That of [`crate::slots::layout`].
+//! # Approach
+//! These rules hold on each processor:
+//! 1. The slices of a vCPU take at most its share: S / (D + S) <= share.
+//! 2. Together they take at most 0.7 of the processor ([`Limits::density_ppm`]).
+//! 3. Their slots can be laid out ([`crate::slots`]). Up to 0.7 this is nearly always possible.
+//! 4. A vCPU takes at most its share even if others bring its slices forward. They can, because
+//! they own the slots before its deadline ([`crate::slots::shortest_gaps`]).
+//! 5. No vCPU with a deadline is on the driver domain's processor.
+//!
+//! # Example
+//! D = 3 ms takes 1/7 of a processor and needs 142,857 ppm of share. One of six equal VMs has
+//! 166,666 ppm. One of eight has 125,000 ppm and would need D = 3.5 ms. A test covers this.
+//!
+//! # Cost
+//! That of [`crate::slots::layout`].
 
 use penstock_units::Nanos;
 use thiserror::Error;
@@ -25,26 +34,26 @@ use thiserror::Error;
 use crate::deadline_queue::{SLICE, window};
 use crate::slots::{layout, shortest_gaps};
 
-/// A whole processor.
+/// A whole processor, in millionths.
 pub const WHOLE_PPM: u64 = 1_000_000;
-/// The shortest deadline.
+/// The shortest deadline that can be promised.
 pub const DEADLINE_MIN: Nanos = SLICE;
-/// The longest.
+/// The longest deadline that can be promised.
 pub const DEADLINE_MAX: Nanos = Nanos::from_secs(1);
 
-/// A vCPU with a deadline.
+/// The deadline of a vCPU and the share that pays for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// D.
+    /// Deadline of the vCPU (D).
     pub deadline: Nanos,
-    /// What its VM's weight gives it of a processor when all have work.
+    /// Share of a processor by the VM's weight when all VMs have work, in millionths.
     pub share_ppm: u64,
 }
 
-/// What an operator may set.
+/// Limits that an operator may set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The most that slices of deadlines take of a processor.
+    /// Maximum part of a processor that slices of deadlines may take, in millionths.
     pub density_ppm: u64,
 }
 
@@ -54,7 +63,7 @@ impl Default for Limits {
     }
 }
 
-/// What slices take of a processor, rounded down as shares are.
+/// Part of a processor that slices for this deadline take, in millionths, rounded down like shares.
 #[must_use]
 pub fn density_ppm(deadline: Nanos) -> u64 {
     let all = u128::from(deadline.0) + u128::from(SLICE.0);
@@ -62,19 +71,21 @@ pub fn density_ppm(deadline: Nanos) -> u64 {
     u64::try_from(taken).unwrap_or(WHOLE_PPM)
 }
 
-/// The shortest deadline in whole slices that takes at most so much; `None` beyond the longest.
+/// The shortest deadline in whole slices that takes at most `ppm` millionths of a processor. `None`
+/// if it exceeds [`DEADLINE_MAX`].
 #[must_use]
 pub fn deadline_within(ppm: u64) -> Option<Nanos> {
     if ppm == 0 {
         return None;
     }
-    // One in so many slots: the fewest above 1 / (ppm + 1), as both are rounded down.
+    // A slice in every so many slots: the smallest number above 1 / (ppm + 1), as both are rounded
+    // down.
     let slots = (WHOLE_PPM / ppm.saturating_add(1)).max(1);
     let deadline = Nanos(slots.saturating_mul(SLICE.0));
     (deadline <= DEADLINE_MAX).then_some(deadline)
 }
 
-/// Milliseconds for people: `3`, `3.5`.
+/// Formats a time in milliseconds: `3`, `3.5`.
 struct Ms(Nanos);
 
 impl core::fmt::Display for Ms {
@@ -88,7 +99,7 @@ impl core::fmt::Display for Ms {
     }
 }
 
-/// A number of millionths as percent with two digits.
+/// Formats millionths as percent with two digits.
 struct Pct(u64);
 
 impl core::fmt::Display for Pct {
@@ -101,87 +112,87 @@ fn remedy(deadline: Option<Nanos>, what: &str) -> String {
     deadline.map_or_else(|| what.to_owned(), |at| format!("{what}, or a deadline of {}", Ms(at)))
 }
 
-/// Why a set of deadlines is refused. `claim` is a place in the list.
+/// Reason for which a set of deadlines is refused. `claim` is an index in the list.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Not a deadline that can be kept.
+    /// The deadline is outside [`DEADLINE_MIN`] to [`DEADLINE_MAX`].
     #[error(
         "deadline {} of vCPU {claim} is out of range; write {} to {}",
         Ms(*.deadline), Ms(DEADLINE_MIN), Ms(DEADLINE_MAX)
     )]
     Range {
-        /// Whose.
+        /// Index of the claim.
         claim: usize,
-        /// Its deadline.
+        /// The refused deadline.
         deadline: Nanos,
     },
-    /// A vCPU cannot pay for its deadline.
+    /// The share of a vCPU does not pay for its deadline.
     #[error(
         "vCPU {claim} would use {} of its processor for its deadline and has a share \
          of {}; {}",
         Pct(*.needs_ppm), Pct(*.share_ppm), remedy(*.fits, "give it more weight")
     )]
     Share {
-        /// Whose.
+        /// Index of the claim.
         claim: usize,
-        /// S / (D + S).
+        /// Share that the deadline needs, S / (D + S), in millionths.
         needs_ppm: u64,
-        /// Its share.
+        /// Share of the vCPU, in millionths.
         share_ppm: u64,
-        /// The shortest deadline that it can pay for.
+        /// The shortest deadline that the share pays for.
         fits: Option<Nanos>,
     },
-    /// Together they take too much, from this one on.
+    /// The deadlines up to this one take too much of the processor together.
     #[error(
         "deadlines up to vCPU {claim} take {} of the processor, {} are allowed; {}",
         Pct(*.sum_ppm), Pct(*.max_ppm), remedy(*.fits, "place it elsewhere")
     )]
     Density {
-        /// The first that is too much.
+        /// Index of the first claim that is too much.
         claim: usize,
-        /// With it.
+        /// Sum with this claim, in millionths.
         sum_ppm: u64,
-        /// The limit.
+        /// The limit in millionths.
         max_ppm: u64,
-        /// The shortest deadline of this one that would fit.
+        /// The shortest deadline of this claim that would fit.
         fits: Option<Nanos>,
     },
-    /// There is no order of slots that keeps all.
+    /// No layout of slots keeps all deadlines.
     #[error(
         "the slices of vCPU {claim} have no place between the others'; {}",
         remedy(*.fits, "place it elsewhere")
     )]
     Slots {
-        /// The first that has no place.
+        /// Index of the first claim without a place.
         claim: usize,
-        /// The shortest deadline of this one that would fit.
+        /// The shortest deadline of this claim that would fit.
         fits: Option<Nanos>,
     },
-    /// Who comes last makes another one's slices more than that one can pay for.
+    /// Beside this claim, the slices of another one take more than its share pays for.
     #[error(
         "beside vCPU {claim}, vCPU {other} would use up to {} of its processor for its deadline \
          and has a share of {}; {}",
         Pct(*.needs_ppm), Pct(*.share_ppm), remedy(*.fits, "place the first elsewhere")
     )]
     Beside {
-        /// The first that is too much.
+        /// Index of the first claim that is too much.
         claim: usize,
-        /// Who would use more; may be the same.
+        /// Index of the claim that would use more than its share; may equal `claim`.
         other: usize,
-        /// What it would use at most.
+        /// The most that it would use, in millionths.
         needs_ppm: u64,
-        /// Its share.
+        /// Share of that claim, in millionths.
         share_ppm: u64,
         /// The shortest deadline of `claim` that would fit.
         fits: Option<Nanos>,
     },
-    /// The driver domain preempts everybody on its processor.
+    /// A deadline on the driver domain's processor. The driver domain preempts all others there.
     #[error(
         "vCPU {claim} has a deadline and is on the driver domain's processor; place it elsewhere"
     )]
     BesideDriver {
-        /// The first one.
+        /// Index of the first claim.
         claim: usize,
     },
 }
@@ -198,8 +209,8 @@ fn shortest(claims: &[Claim], limits: Limits) -> Option<Nanos> {
     if !fits(high) {
         return None;
     }
-    // Longer deadlines take less, so what fits stays fitting but for corners of the layout; the
-    // one that is found has been tried.
+    // A longer deadline takes less, so it also fits, except in corner cases of the layout. The
+    // deadline that is found has been tried.
     while low < high {
         let middle = low.midpoint(high);
         if fits(middle) { high = middle } else { low = middle + 1 }
@@ -211,7 +222,8 @@ fn sum(claims: &[Claim]) -> u64 {
     claims.iter().map(|claim| density_ppm(claim.deadline)).fold(0, u64::saturating_add)
 }
 
-/// The first that may use more than its share, and how much; `None` outside: there is no layout.
+/// The first claim that may use more than its share, and how much. The outer `None` means that
+/// there is no layout.
 fn overuse(claims: &[Claim]) -> Option<Option<(usize, u64)>> {
     let windows: Vec<u64> = claims.iter().map(|claim| window(claim.deadline)).collect();
     let gaps = shortest_gaps(&windows, &layout(&windows)?);
@@ -220,10 +232,10 @@ fn overuse(claims: &[Claim]) -> Option<Option<(usize, u64)>> {
     Some(uses.find(|(_, (ppm, claim))| *ppm > claim.share_ppm).map(|(at, (ppm, _))| (at, ppm)))
 }
 
-/// Whether all deadlines of one processor are kept, and paid for by those who have them.
+/// Checks that all deadlines of one processor can be kept and paid for.
 ///
 /// # Errors
-/// The first rule of the module's text that is broken, with what would fit.
+/// The first broken rule of the module's documentation, with what would fit.
 pub fn admit(claims: &[Claim], with_driver: bool, limits: Limits) -> Result<(), Refusal> {
     if with_driver && !claims.is_empty() {
         return Err(Refusal::BesideDriver { claim: 0 });
@@ -283,7 +295,7 @@ mod tests {
 
     #[test]
     fn the_sum_is_bounded_and_the_refusal_says_what_would_fit() {
-        // 1/4 each: two take 0.5, a third 0.75.
+        // 1/4 each: two take 0.5, a third makes 0.75.
         let set = [claim(1_500, 300_000), claim(1_500, 300_000), claim(1_500, 300_000)];
         let Refusal::Density { claim: 2, sum_ppm: 750_000, fits: Some(fits), .. } = refusal(&set)
         else {
@@ -298,8 +310,8 @@ mod tests {
     }
 
     #[test]
-    fn what_others_bring_forward_is_paid_for_too() {
-        // 3 ms beside 1 ms comes every 3 ms at worst: one in six, not one in seven.
+    fn slices_that_others_bring_forward_are_paid_for_too() {
+        // Beside 1 ms, 3 ms comes every 3 ms at worst: one slot in six, not one in seven.
         let set = [claim(3_000, 153_846), claim(1_000, 346_153)];
         let error = refusal(&set);
         assert_eq!(
@@ -312,8 +324,8 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_laid_out_is_refused_although_the_sum_would_allow_it() {
-        // Windows 2, 3, 7: 1/2 + 1/3 + 1/7 = 0.976, and 2 with 3 leave no slot to a third.
+    fn deadlines_without_a_layout_are_refused_although_their_sum_fits() {
+        // Windows 2, 3, 7: 1/2 + 1/3 + 1/7 = 0.976. Windows 2 and 3 leave no slot to a third.
         let limits = Limits { density_ppm: WHOLE_PPM };
         let set = [claim(500, 500_000), claim(1_000, 500_000), claim(3_000, 200_000)];
         let error = admit(&set, false, limits).unwrap_err();

@@ -1,123 +1,131 @@
-//! How the switch tells the scheduler that frames came for a VM: the layout of a file both share.
+//! Bells: how the switch tells the vCPU scheduler that frames arrived for a VM. This module defines
+//! the layout of the file that both share.
 //!
-//! **Problem.** An aperiodic VM has its deadline from an event on, and the switch is who knows of
-//! it. A message a frame, or a system call, is more than the switch can pay. **Rule.** Each VM has
-//! a bell: a counter in a cache line of its own. Who puts frames into a VM's ring adds one, once a
-//! batch, and the scheduler looks at each poll whether the counter is another than the last time.
-//! So events coalesce by themselves. The file outlives both: neither has to begin first, and a
-//! bell keeps its number as long as its name stands in the file. Several may ring one bell (a VM
-//! with ports on two workers), so ringing is an addition and not a store.
+//! # Problem
+//! The deadline of an aperiodic VM runs from an event, and the switch knows of the event. A message
+//! or a system call per frame would cost the switch too much.
 //!
-//! **Trust.** A counter means nothing but "another than before": whatever is written there, the
-//! worst it does is to say that something came, which is charged to that VM. Names are compared,
-//! never followed; numbers come from a place in the file and are below [`BELLS`].
+//! # Approach
+//! Each VM has a bell: a counter in its own cache line. A worker that puts frames into a VM's ring
+//! adds one, once a batch. The scheduler checks at each poll whether the counter has changed, so
+//! events coalesce. The file survives both processes: either may start first, and a bell keeps its
+//! number as long as its name is in the file. Several threads may ring one bell (a VM with ports on
+//! two workers), so ringing is an addition and not a store.
 //!
-//! **Summons.** A scheduling thread that sleeps, and would act on an event, writes 1 into its byte
-//! beside the counter and looks at the counter once more. Who rings looks at these bytes after the
-//! addition, takes them away, and wakes whose they were: once for each time that a thread went to
-//! sleep. Either the thread sees the count or the one who rings sees the byte (both orders are
-//! sequentially consistent; a file's write and read are, by the kernel's locks).
+//! # Trust
+//! A counter only means \"changed\" or \"unchanged\". A wrong value at worst reports an event that
+//! did not happen, which is charged to that VM. Names are compared and never used as paths. Numbers
+//! come from a position in the file and are below [`BELLS`].
 //!
-//! | Bytes | What |
+//! # Summons
+//! A scheduling thread that sleeps and would act on an event writes 1 into its byte beside the
+//! counter, and then reads the counter once more. The worker reads these bytes after its addition,
+//! clears them, and wakes their threads, once for each time that a thread went to sleep. Either the
+//! thread sees the new count or the worker sees the byte. Both orders are sequentially consistent;
+//! those of a file's write and read are so by the kernel's locks.
+//!
+//! # Layout
+//!
+//! | Bytes | Content |
 //! |---|---|
 //! | 0 to 7 | [`MAGIC`], native byte order as all words |
 //! | 64 (n + 1) | counter of bell n |
-//! | 64 (n + 1) + 8 + i | not 0: scheduling thread i wants to be woken by bell n |
-//! | [`NAMES_AT`] + 64 n | name of bell n, zeroes behind it; all zero: nobody's |
+//! | 64 (n + 1) + 8 + i | if not 0, scheduling thread i wants to be woken by bell n |
+//! | [`NAMES_AT`] + 64 n | name of bell n, followed by zeros; all zero if the bell is free |
 //!
-//! Names are entered under a lock of the whole file (`flock`), counters need none.
+//! A lock of the whole file (`flock`) protects the names. The counters need no lock.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Name of the file, in the scheduler's directory.
+/// Name of the file, in the scheduler's run directory.
 pub const BELLS_FILE: &str = "bells";
-/// Name of the socket of scheduling thread i in that directory, before its number. A datagram is
-/// the name of a VM that something came for.
+/// Prefix of the socket's name of scheduling thread i in that directory; the number follows. Each
+/// datagram is the name of a VM for which frames arrived.
 pub const SOCKET_PREFIX: &str = "events-";
 /// First word of the file.
 pub const MAGIC: u64 = 0x7073_746b_6265_6c31;
-/// How many bells there are.
+/// Number of bells in the file.
 pub const BELLS: u16 = 1_024;
-/// Bytes of a line: one bell never shares a cache line with another.
+/// Bytes per bell, so that two bells never share a cache line.
 pub const LINE: usize = 64;
-/// Words of summons of a bell; a byte is one scheduling thread's.
+/// Number of summons words of a bell; each byte belongs to one scheduling thread.
 pub const SUMMONS: usize = 7;
-/// Most scheduling threads.
+/// Maximum number of scheduling threads.
 pub const THREADS_MAX: usize = SUMMONS * 8;
-/// Longest name, in bytes.
+/// Maximum length of a name in bytes.
 pub const NAME_MAX: usize = LINE - 1;
-/// Where the names begin.
+/// Offset of the names in the file, in bytes.
 pub const NAMES_AT: usize = (BELLS as usize + 1) * LINE;
-/// Bytes of the file, whole pages.
+/// Length of the file in bytes, a multiple of the page size.
 pub const FILE_LEN: usize = (NAMES_AT + BELLS as usize * LINE).next_multiple_of(4_096);
 
-/// One VM's bell.
+/// Number of the bell of one VM, below [`BELLS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bell(u16);
 
 impl Bell {
-    /// Number `at`; `None` if there is none.
+    /// The bell with number `at`; `None` if the file has no such bell.
     #[must_use]
     pub const fn new(at: u16) -> Option<Self> {
         if at < BELLS { Some(Self(at)) } else { None }
     }
 
-    /// Its number.
+    /// Number of the bell.
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Where its counter is in the file.
+    /// Offset of the bell's counter in the file, in bytes.
     #[must_use]
     pub const fn counter_at(self) -> usize {
         (self.0 as usize + 1) * LINE
     }
 
-    /// Where its words of summons begin.
+    /// Offset of the bell's summons words in the file, in bytes.
     #[must_use]
     pub const fn summons_at(self) -> usize {
         self.counter_at() + 8
     }
 
-    /// Where its name is in the file.
+    /// Offset of the bell's name in the file, in bytes.
     #[must_use]
     pub const fn name_at(self) -> usize {
         NAMES_AT + self.0 as usize * LINE
     }
 }
 
-/// Something came. Whoever sees the counter sees the frames in the ring too.
+/// Rings a bell. A thread that sees the new count also sees the frames in the ring.
 #[inline]
 pub fn ring(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Takes away who wants to be woken, by this word of summons, after [`ring`]; mostly nobody. A byte
-/// of the result that is not 0 is a scheduling thread's ([`summoned`]).
+/// Takes the summons of this word after [`ring`]; mostly 0. A byte of the result that is not 0
+/// belongs to a scheduling thread to wake ([`summoned`]).
 #[inline]
 pub fn take_summons(word: &AtomicU64) -> u64 {
     if word.load(Ordering::SeqCst) == 0 { 0 } else { word.swap(0, Ordering::SeqCst) }
 }
 
-/// The numbers of the threads whose bytes are set in word `at` of the summons.
+/// Numbers of the threads whose bytes are set in summons word `at`.
 pub fn summoned(at: usize, word: u64) -> impl Iterator<Item = usize> {
     let bytes = word.to_ne_bytes().into_iter().enumerate();
     bytes.filter(|(_, byte)| *byte != 0).map(move |(byte, _)| at * 8 + byte)
 }
 
-/// Where a VM's bell is, or could be.
+/// Result of looking for a VM's bell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It has this one.
+    /// The VM has this bell.
     Has(Bell),
-    /// It has none yet and can be given this one.
+    /// The VM has no bell yet and can get this one.
     Free(Bell),
-    /// All are given away.
+    /// All bells are assigned.
     Full,
 }
 
-/// A name as it stands in the file; `None` if it is empty, too long, or has a zero inside.
+/// The form of a name in the file; `None` if the name is empty, too long, or contains a zero.
 #[must_use]
 pub fn line_of(name: &str) -> Option<[u8; LINE]> {
     let bytes = name.as_bytes();
@@ -129,8 +137,8 @@ pub fn line_of(name: &str) -> Option<[u8; LINE]> {
     Some(line)
 }
 
-/// Looks for `name` in `names`, what the file holds from [`NAMES_AT`] on. What is missing at its
-/// end is nobody's and cannot be given away.
+/// Looks for `name` in `names`, the content of the file from [`NAMES_AT`] on. Bells beyond the end
+/// of `names` cannot be assigned.
 #[must_use]
 pub fn place(names: &[u8], name: &[u8; LINE]) -> Place {
     let mut free = None;
@@ -145,12 +153,12 @@ pub fn place(names: &[u8], name: &[u8; LINE]) -> Place {
     free.map_or(Place::Full, Place::Free)
 }
 
-/// What a listener heard of one bell.
+/// The last count that a listener read from one bell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heard(u64);
 
 impl Heard {
-    /// Whether the bell was rung since the last look; at the first, whether it ever was.
+    /// Whether the bell was rung since the last look, or ever if this is the first.
     pub const fn look(&mut self, count: u64) -> bool {
         core::mem::replace(&mut self.0, count) != count
     }

@@ -1,60 +1,66 @@
-//! What a VM asked for.
+//! The contract of a VM: what its operator asked for.
 //!
-//! **Source.** VM jitter §III-A (periodic and aperiodic domains, deadlines, credit reservation),
-//! §III-B (the driver domain). **Quantities.** Weight: a VM's part of the processors, by
-//! proportion, for each of its active vCPUs. Deadline: how long a vCPU waits at most, from when it
-//! was last descheduled (periodic) or from an external event (aperiodic). I/O reserve: the part of
-//! its credits that is kept for what wakes it.
+//! # Source
+//! VM jitter §III-A (periodic and aperiodic domains, deadlines, credit reservation) and §III-B (the
+//! driver domain).
+//!
+//! # Quantities
+//! - Weight: the VM's proportional share of the processors, for each of its active vCPUs.
+//! - Deadline: the longest time a vCPU waits. It counts from when the vCPU was last descheduled
+//!   (periodic) or from an external event (aperiodic).
+//! - I/O reserve: the part of its credits that is kept for events that wake it.
 
 use penstock_units::{Nanos, Weight};
 
-/// How soon a VM's vCPUs have to run.
+/// How soon a VM's vCPUs must run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// By credit alone.
+    /// By credits alone, without a deadline.
     #[default]
     None,
-    /// It begins I/O by itself, so it has to run again within its deadline whatever happens.
+    /// The VM starts I/O by itself. Its vCPUs run again within the deadline after they were
+    /// descheduled.
     Periodic,
-    /// It answers: within its deadline after an external event.
+    /// The VM answers requests. Its vCPUs run within the deadline after an external event.
     Aperiodic,
-    /// It carries the others' I/O: preempts all, is preempted by none.
+    /// The driver domain, which carries the I/O of the others. It preempts all and is never
+    /// preempted.
     Driver,
 }
 
 impl Mode {
-    /// Whether it has a deadline.
+    /// Whether the mode has a deadline.
     #[must_use]
     pub const fn is_real_time(self) -> bool {
         matches!(self, Self::Periodic | Self::Aperiodic)
     }
 }
 
-/// A VM's terms.
+/// Scheduling parameters of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contract {
-    /// How soon.
+    /// How soon its vCPUs must run.
     pub mode: Mode,
-    /// Only of periodic and aperiodic VMs; see [`crate::admission`] for what fits.
+    /// Deadline of periodic and aperiodic VMs; [`crate::admission`] decides what fits.
     pub deadline: Nanos,
-    /// Its part of the processors.
+    /// Proportional share of the processors, for each active vCPU.
     pub weight: Weight,
-    /// The most that it may use, in percent of one processor; 0: no such limit.
+    /// Maximum use in percent of one processor; 0 means no limit.
     pub cap_pct: u16,
-    /// Percent of its credits that are kept for I/O, 0 to [`Contract::IO_RESERVE_MAX`].
+    /// Percent of the credits kept for I/O, 0 to [`Contract::IO_RESERVE_MAX`].
     pub io_reserve_pct: u8,
-    /// Its vCPUs stay where they start; those with deadlines always do.
+    /// Whether its vCPUs stay on the processor where they start. Those with deadlines always do.
     pub pinned: bool,
 }
 
 impl Contract {
-    /// Most that can be reserved for I/O, in percent.
+    /// Maximum of [`Contract::io_reserve_pct`].
     pub const IO_RESERVE_MAX: u8 = 50;
-    /// What is reserved where nothing else is said, in percent of the fair share. The paper leaves
+    /// Default I/O reserve of VMs with a deadline, in percent of the fair share. The paper leaves
     /// it open.
     pub const IO_RESERVE: u8 = 10;
 
-    /// By credit alone.
+    /// A contract by credits alone.
     #[must_use]
     pub const fn by_credit(weight: Weight) -> Self {
         Self {
@@ -67,19 +73,19 @@ impl Contract {
         }
     }
 
-    /// With a deadline, and the usual reserve for I/O.
+    /// A contract with a deadline and the default I/O reserve.
     #[must_use]
     pub const fn real_time(mode: Mode, deadline: Nanos, weight: Weight) -> Self {
         Self { mode, deadline, io_reserve_pct: Self::IO_RESERVE, ..Self::by_credit(weight) }
     }
 
-    /// The same on the processors where it starts.
+    /// The same contract with vCPUs that stay on the processors where they start.
     #[must_use]
     pub const fn pinned(self) -> Self {
         Self { pinned: true, ..self }
     }
 
-    /// The driver domain.
+    /// The contract of the driver domain.
     #[must_use]
     pub const fn driver(weight: Weight) -> Self {
         Self { mode: Mode::Driver, ..Self::by_credit(weight) }

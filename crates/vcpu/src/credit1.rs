@@ -1,22 +1,34 @@
 //! Xen's credit scheduler: a run queue by class on each processor.
 //!
-//! **Problem.** The baseline that deadlines are held against, and the queue that divides what
-//! deadlines leave. **Source.** xen/common/sched_credit.c (4.x): its rules, not its text.
+//! # Problem
+//! It is the baseline for comparison with deadlines, and the queue that divides the time which
+//! deadlines leave.
 //!
-//! **Rule.** Classes go BOOST, UNDER, OVER ([`crate::credit_book`]), first come first served in
-//! each. Who is woken from block and has credits left is boosted; who is OVER is not, which is the
-//! paper's complaint. A waking vCPU preempts a running one of a lower class, else an idle processor
-//! is told. Who left goes behind its equals. A slice is 30 ms; in its first millisecond nobody is
-//! preempted ([`QueueTerms::ratelimit`]). A processor whose next is OVER looks for a higher class
-//! elsewhere, at most once a millisecond. After each epoch a queue is sorted by class, stable, at
-//! the processor's next tick; BOOST and UNDER stay as they stand.
+//! # Source
+//! xen/common/sched_credit.c (4.x): its rules, not its text.
 //!
-//! **Example** (a test). Six hogs of equal weight: one waits five slices, 150 ms.
+//! # Approach
+//! Classes go BOOST, UNDER, OVER ([`crate::credit_book`]), first come first served in each. A vCPU
+//! that is woken from block and has credits left is boosted. One that is OVER is not, which the
+//! paper criticises. A waking vCPU preempts a running one of a lower class; otherwise an idle
+//! processor is told. A vCPU that left goes behind its equals.
 //!
-//! **Departures** of [`QueueTerms::by_credit`], none of [`QueueTerms::XEN`] but that topology is
-//! one node and caches have no heat: within a class the one with most credits is first, as the
-//! paper has it (§III-A), because who is furthest behind its share then runs next, and shares stay
-//! within a slice. **Cost.** O(n) a wake-up, n waiting on the processor; O(n log n) an epoch.
+//! A slice is 30 ms, and in its first millisecond nothing is preempted ([`QueueTerms::ratelimit`]).
+//! A processor whose next vCPU is OVER looks for a higher class elsewhere, at most once a
+//! millisecond. After each epoch a queue is sorted by class (stable) at the processor's next tick.
+//! BOOST and UNDER keep their order.
+//!
+//! # Example
+//! With six hogs of equal weight, each waits five slices, 150 ms. A test covers this.
+//!
+//! # Departures
+//! [`QueueTerms::XEN`] departs only in topology (one node) and in having no cache heat. With
+//! [`QueueTerms::by_credit`], the vCPU with the most credits goes first within a class, as in the
+//! paper (§III-A). The vCPU furthest behind its share then runs next, and shares stay within a
+//! slice.
+//!
+//! # Cost
+//! O(n) a wake-up with n vCPUs waiting on the processor; O(n log n) an epoch.
 
 use std::collections::VecDeque;
 
@@ -29,29 +41,29 @@ use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
 /// Constants of the run queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueTerms {
-    /// Whether within a class the one with most credits goes first, and not who came first.
+    /// Whether the vCPU with the most credits goes first within a class, and not the first to come.
     pub by_credit: bool,
-    /// Who began to run is not preempted for so long.
+    /// Time after starting to run during which a vCPU is not preempted.
     pub ratelimit: Nanos,
 }
 
 impl QueueTerms {
-    /// How long who is first runs.
+    /// Length of a slice.
     pub const SLICE: Nanos = Nanos::from_millis(30);
-    /// Between two looks at other processors.
+    /// Minimum time between two looks at other processors.
     const STEAL_GAP: Nanos = Nanos::from_millis(1);
-    /// Xen's.
+    /// Constants of Xen.
     pub const XEN: Self = Self { by_credit: false, ratelimit: Nanos::from_millis(1) };
-    /// Penstock's.
+    /// Constants of Penstock.
     pub const BY_CREDIT: Self = Self { by_credit: true, ratelimit: Nanos(0) };
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Place {
     cpu: CpuId,
-    /// Runnable, running included.
+    /// Whether it is runnable, which includes running.
     runnable: bool,
-    /// It stays on its processor.
+    /// Whether it stays on its processor.
     pinned: bool,
 }
 
@@ -59,16 +71,16 @@ struct Place {
 struct Cpu {
     queue: VecDeque<VcpuId>,
     running: Option<VcpuId>,
-    /// When the one that runs began.
+    /// Time at which the running vCPU began.
     since: Nanos,
-    /// It is preempted at the end of its first millisecond.
+    /// Time at which a deferred preemption takes place: the end of the first millisecond.
     held: Option<Nanos>,
-    /// The epoch after which the queue was sorted last.
+    /// The epoch after which the queue was last sorted.
     sorted: u64,
     looked: Option<Nanos>,
 }
 
-/// See the module's text.
+/// The run queues of all processors, with the accounts.
 #[derive(Clone, Debug)]
 pub struct Credit1 {
     book: CreditBook,
@@ -79,13 +91,13 @@ pub struct Credit1 {
 }
 
 impl Credit1 {
-    /// Xen's, on so many processors.
+    /// Xen's scheduler on `cpus` processors.
     #[must_use]
     pub fn new(cpus: u16) -> Self {
         Self::with_terms(cpus, CreditTerms::XEN, QueueTerms::XEN)
     }
 
-    /// With these constants.
+    /// A scheduler with these constants.
     #[must_use]
     pub fn with_terms(cpus: u16, credits: CreditTerms, terms: QueueTerms) -> Self {
         Self {
@@ -97,25 +109,25 @@ impl Credit1 {
         }
     }
 
-    /// The accounts.
+    /// The accounts of all vCPUs.
     #[must_use]
     pub const fn book(&self) -> &CreditBook {
         &self.book
     }
 
-    /// Who runs on a processor.
+    /// The vCPU that runs on a processor.
     #[must_use]
     pub fn running(&self, cpu: CpuId) -> Option<VcpuId> {
         self.cpus.get(cpu.index())?.running
     }
 
-    /// Where a vCPU waits or runs.
+    /// The processor on which a vCPU waits or runs.
     #[must_use]
     pub fn cpu_of(&self, vcpu: VcpuId) -> Option<CpuId> {
         self.place(vcpu).map(|place| place.cpu)
     }
 
-    /// Whether it runs or waits to.
+    /// Whether a vCPU runs or waits to run.
     #[must_use]
     pub fn runnable(&self, vcpu: VcpuId) -> bool {
         self.place(vcpu).is_some_and(|place| place.runnable)
@@ -143,7 +155,7 @@ impl Credit1 {
         key(a) >= key(b)
     }
 
-    /// Behind its equals.
+    /// Queues a vCPU behind its equals.
     fn insert(&mut self, vcpu: VcpuId) {
         let Some(place) = self.place(vcpu) else { return };
         let queue = &self.cpus[place.cpu.index()].queue;
@@ -151,7 +163,7 @@ impl Credit1 {
         self.cpus[place.cpu.index()].queue.insert(at, vcpu);
     }
 
-    /// Takes a vCPU out of its queue. Whether it was there.
+    /// Removes a vCPU from its queue, and returns whether it was queued.
     pub(crate) fn unqueue(&mut self, vcpu: VcpuId) -> bool {
         let Some(place) = self.place(vcpu) else { return false };
         let queue = &mut self.cpus[place.cpu.index()].queue;
@@ -159,7 +171,7 @@ impl Credit1 {
         at.map(|at| queue.remove(at)).is_some()
     }
 
-    /// It waits for something, and runs nowhere.
+    /// Records that a vCPU waits for something and runs nowhere.
     pub(crate) fn block(&mut self, vcpu: VcpuId) {
         self.unqueue(vcpu);
         self.book.end_drawing(vcpu);
@@ -168,7 +180,7 @@ impl Credit1 {
         }
     }
 
-    /// Goes on with the account that `was` has in `before`, and runs or waits as it did there.
+    /// Continues with the account that `was` has in `before`, and runs or waits as `was` did.
     pub(crate) fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
         self.book.resume(vcpu, &before.book, was);
         if before.runnable(was) {
@@ -176,7 +188,8 @@ impl Credit1 {
         }
     }
 
-    /// It had a slice for an event and goes on; before others, as far as its reserve pays.
+    /// Records that the vCPU had a slice for an event and continues. It goes before others as far
+    /// as its reserve pays.
     pub(crate) fn go_on(&mut self, vcpu: VcpuId, slice: Nanos) {
         self.book.go_on(vcpu, slice);
         if self.unqueue(vcpu) {
@@ -184,12 +197,12 @@ impl Credit1 {
         }
     }
 
-    /// It runs on its reserve no longer.
+    /// Ends running on the reserve.
     pub(crate) fn end_drawing(&mut self, vcpu: VcpuId) {
         self.book.end_drawing(vcpu);
     }
 
-    /// It is runnable, and waits in its queue unless it is parked.
+    /// Makes a vCPU runnable, and queues it unless it is parked.
     fn queue(&mut self, vcpu: VcpuId) {
         if let Some(place) = self.place_mut(vcpu) {
             place.runnable = true;
@@ -199,7 +212,7 @@ impl Credit1 {
         }
     }
 
-    /// The processor that should decide anew for a vCPU that waits.
+    /// The processor that should decide again because `vcpu` waits.
     fn tickle(&mut self, now: Nanos, vcpu: VcpuId) -> Option<CpuId> {
         let place = self.place(vcpu)?;
         let cpu = &mut self.cpus[place.cpu.index()];
@@ -219,7 +232,7 @@ impl Credit1 {
         u16::try_from(at).ok().map(CpuId)
     }
 
-    /// Takes work of a higher class from a processor that has some to do.
+    /// Takes a vCPU of a higher class from another processor.
     fn steal(&mut self, now: Nanos, thief: CpuId, than: Option<Class>) -> Option<VcpuId> {
         let looked = self.cpus[thief.index()].looked;
         if looked.is_some_and(|at| now < at + QueueTerms::STEAL_GAP) && than.is_some() {
@@ -245,14 +258,14 @@ impl Credit1 {
         None
     }
 
-    /// The one that ran on `cpu` is gone from it, and not queued.
+    /// Removes the vCPU that ran on `cpu`, without queueing it.
     pub(crate) fn vacate(&mut self, cpu: CpuId) -> Option<VcpuId> {
         let state = self.cpus.get_mut(cpu.index())?;
         state.held = None;
         state.running.take()
     }
 
-    /// `vcpu`, which waits, runs on its processor by another right than its credits.
+    /// Runs the waiting `vcpu` on its processor, for another reason than its credits.
     pub(crate) fn install(&mut self, now: Nanos, cpu: CpuId, vcpu: VcpuId) {
         self.unqueue(vcpu);
         if let Some(place) = self.place_mut(vcpu) {

@@ -1,4 +1,4 @@
-//! Xen's run queues, rule by rule.
+//! Tests of Xen's run queues, rule by rule.
 
 use super::*;
 use penstock_units::Weight;
@@ -15,7 +15,7 @@ fn ms(ms: u64) -> Nanos {
     Nanos::from_millis(ms)
 }
 
-/// Who runs next after the one that runs has used `ran`.
+/// The vCPU that runs next after the running one has used `ran`.
 fn next(scheduler: &mut Credit1, now: Nanos, ran: Nanos) -> VcpuId {
     if let Some(vcpu) = scheduler.running(CPU) {
         scheduler.charge(vcpu, ran);
@@ -43,7 +43,7 @@ fn six_hogs_take_turns_of_thirty_milliseconds() {
         scheduler.account(now);
         turns.push(next(&mut scheduler, now, Nanos(0)));
     }
-    // Classes change with every epoch, so that turns are not strictly in order.
+    // Classes change with every epoch, so the order is not strict.
     for vcpu in vcpus {
         let at: Vec<_> = (0..turns.len()).filter(|i| turns[*i] == vcpu).collect();
         assert!((9..=11).contains(&at.len()), "{vcpu:?}: {turns:?}");
@@ -61,7 +61,7 @@ fn a_boosted_one_preempts_after_the_first_millisecond() {
     assert_eq!(scheduler.wake(Nanos(400_000), vcpus[1], Cause::Event), None);
     assert!(!scheduler.poll(Nanos(999_999), CPU) && scheduler.poll(ms(1), CPU));
     assert_eq!(next(&mut scheduler, ms(1), ms(1)), vcpus[1]);
-    // Woken again while it waits or runs: nothing.
+    // Waking it again while it waits or runs has no effect.
     assert_eq!(scheduler.wake(ms(2), vcpus[0], Cause::Event), None);
     assert_eq!(scheduler.wake(ms(2), vcpus[1], Cause::Event), None);
 }
@@ -80,14 +80,14 @@ fn an_event_does_not_help_one_that_waits_already() {
 }
 
 #[test]
-fn who_is_over_goes_behind_at_the_tick_after_the_epoch() {
+fn a_vcpu_that_is_over_goes_behind_at_the_tick_after_the_epoch() {
     let mut scheduler = Credit1::new(1);
     let vcpus = hogs(&mut scheduler, 3, CPU);
     for vcpu in &vcpus {
         scheduler.book.tick(*vcpu);
         scheduler.wake(Nanos(0), *vcpu, Cause::Timer);
     }
-    // The one in front is overdrawn while it waits.
+    // The front vCPU becomes overdrawn while it waits.
     scheduler.charge(vcpus[0], ms(30));
     scheduler.account(ms(30));
     assert_eq!(scheduler.cpus[0].queue, [vcpus[0], vcpus[1], vcpus[2]]);
@@ -105,7 +105,7 @@ fn an_idle_processor_takes_work_and_one_whose_next_is_over_takes_better_work() {
     assert_eq!(scheduler.decide(ms(1), CpuId(1)).map(|t| t.vcpu), Some(vcpus[1]));
     assert_eq!(scheduler.cpu_of(vcpus[1]), Some(CpuId(1)));
     scheduler.wake(ms(1), vcpus[2], Cause::Timer);
-    // On the second processor its own one is OVER; the first has one that is not.
+    // The vCPU of the second processor is OVER; the first has one that is not.
     scheduler.charge(vcpus[1], ms(30));
     scheduler.book.tick(vcpus[1]);
     scheduler.account(ms(31));
@@ -135,7 +135,7 @@ fn a_capped_one_is_off_its_queue_until_it_has_earned() {
 }
 
 #[test]
-fn numbers_come_back_and_strangers_are_ignored() {
+fn numbers_are_reused_and_unknown_vcpus_ignored() {
     let mut scheduler = Credit1::new(1);
     let vcpus = hogs(&mut scheduler, 2, CPU);
     let contract = Contract::by_credit(Weight::ONE);

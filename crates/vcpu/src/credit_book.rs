@@ -1,71 +1,87 @@
-//! Accounts of credits: what every vCPU may use, used, and in which class it therefore is.
+//! Credit accounts: how much each vCPU may use, how much it used, and its resulting class.
 //!
-//! **Problem.** Processor time in proportion to weights, without counting against anybody the time
-//! that nobody else wanted. **Source.** Xen's credit scheduler (xen/common/sched_credit.c, 4.x);
-//! its rules and constants, not its text.
+//! # Problem
+//! Processor time is divided in proportion to weights. Time that no other VM wanted must not count
+//! against a VM.
 //!
-//! **Quantities.** A credit: 1/10 ms of a processor ([`CreditTerms::XEN`]) or 1 ns
-//! ([`CreditTerms::FINE`]). Epoch: 30 ms, 300 of Xen's credits for each processor. Weight counts
-//! for each active vCPU. Balance: the sum of the active ones' credits after the last epoch.
+//! # Source
+//! Xen's credit scheduler (xen/common/sched_credit.c, 4.x): its rules and constants, not its text.
 //!
-//! **Rule.** Used time is burned, with the remainder of the division kept. Who is found running at
-//! a tick is active, and no longer boosted. Every epoch each active VM is given its weight's part
-//! of all credits (and of a negative balance), at most what its active vCPUs could use, or its
-//! cap; what it cannot use goes to those after it. Below 0 a vCPU is OVER, else UNDER. Bounds are
-//! -1 epoch, and +1 epoch: whoever has more does not use what it is given, earns no more, and keeps
-//! half. Who is below its cap by more than it may use in an epoch is parked until it is UNDER.
+//! # Quantities
+//! - Credit: 1/10 ms of a processor ([`CreditTerms::XEN`]) or 1 ns ([`CreditTerms::FINE`]).
+//! - Epoch: 30 ms, which is 300 of Xen's credits for each processor.
+//! - Weight: counts for each active vCPU.
+//! - Balance: the sum of the active vCPUs' credits after the last epoch.
 //!
-//! **Example** (a test). Weights 256 and 512 on one processor: 100 and 200 credits an epoch.
+//! # Approach
+//! Used time burns credits; the remainder of the division is kept. A vCPU that a tick finds running
+//! becomes active and is no longer boosted. In every epoch each active VM gets its weight's part of
+//! all credits, and of a negative balance. It gets at most its cap, or what its active vCPUs could
+//! use; the rest goes to the VMs after it.
 //!
-//! **Departures** of [`CreditTerms::FINE`], none of [`CreditTerms::XEN`]. With a credit of 0.1 ms,
-//! rounding up gives a processor with 7 VMs 301 credits for 300; so credits are nanoseconds. Bounds
-//! that are as wide as a slice cut off what a slice swings, and with it shares; so the lower one is
-//! ten epochs (measured in `docs/vcpu.md`), and above the upper one only who was idle stops
-//! earning. Ticks fall together with slices of 0.5 ms, and one vCPU of two may never be found; so
-//! who is charged or has work is active. What pinned VMs leave of other processors
-//! would be handed out again and again, and who starts later would wait until it is used up; so a
-//! positive balance is taken off as a negative one is added.
-//! **Cost.** O(1) but for `account`, O(vCPUs) an epoch.
+//! Below 0 a vCPU is OVER, otherwise UNDER. The bounds are -1 epoch and +1 epoch. A vCPU above the
+//! upper bound does not use its credits, so it earns no more and keeps half. A vCPU below its cap
+//! by more than it may use in an epoch is parked until it is UNDER.
+//!
+//! # Example
+//! Weights 256 and 512 on one processor get 100 and 200 credits an epoch. A test covers this.
+//!
+//! # Departures
+//! [`CreditTerms::XEN`] has none. [`CreditTerms::FINE`] has these:
+//!
+//! - Credits are nanoseconds. With 0.1 ms, rounding up would give a processor with 7 VMs 301
+//!   credits for 300.
+//! - The lower bound is ten epochs (measured in `docs/vcpu.md`), and above the upper bound only an
+//!   idle vCPU stops earning. Bounds as wide as a slice would cut off what a slice swings, and
+//!   shares with it.
+//! - A vCPU that is charged or has work is active. Ticks coincide with slices of 0.5 ms, so a tick
+//!   might never find one vCPU of two.
+//! - A positive balance is subtracted, as a negative one is added. Otherwise time that pinned VMs
+//!   leave on other processors would be handed out repeatedly, and a later VM would wait until it
+//!   is used up.
+//!
+//! # Cost
+//! O(1) except for `account`, which is O(vCPUs) an epoch.
 
 use penstock_units::{Nanos, VcpuId, VmId, Weight};
 
 use crate::contract::Contract;
 use crate::reserve::Reserve;
 
-/// A vCPU's place by credit; greater goes first.
+/// Priority of a vCPU by its credits; greater goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// It used more than its part.
+    /// It used more than its share.
     Over,
     /// It has credits left.
     Under,
-    /// It has, and has just been woken.
+    /// It has credits left and was just woken.
     Boost,
 }
 
 /// Constants of a book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreditTerms {
-    /// Credits in a millisecond of a processor.
+    /// Credits per millisecond of a processor.
     pub per_ms: i64,
-    /// Epochs by which an account may be overdrawn.
+    /// Number of epochs by which an account may be overdrawn.
     pub floor_epochs: i64,
-    /// Whether ticks are how it is found out who is active: who has work may stop earning at the
-    /// upper bound, and begins again when a tick finds it running.
+    /// Whether only ticks determine activity. If so, a vCPU with work may stop earning at the upper
+    /// bound, and earns again when a tick finds it running.
     pub sampled: bool,
 }
 
 impl CreditTerms {
-    /// An epoch, and the slice.
+    /// Length of an epoch, and of a slice.
     pub const EPOCH: Nanos = Nanos::from_millis(30);
-    /// Between two ticks.
+    /// Time between two ticks.
     pub const TICK: Nanos = Nanos::from_millis(10);
-    /// Xen's.
+    /// Constants of Xen.
     pub const XEN: Self = Self { per_ms: 10, floor_epochs: 1, sampled: true };
-    /// Penstock's.
+    /// Constants of Penstock.
     pub const FINE: Self = Self { per_ms: 1_000_000, floor_epochs: 10, sampled: false };
 
-    /// Credits of a processor in an epoch.
+    /// Credits of one processor in an epoch.
     #[must_use]
     pub const fn epoch(&self) -> i64 {
         self.per_ms * 30
@@ -76,13 +92,13 @@ impl CreditTerms {
 struct Account {
     vm: VmId,
     credit: i64,
-    /// Of the last division, in millionths of a credit.
+    /// Remainder of the last division, in millionths of a credit.
     rest: u64,
     class: Class,
     active: bool,
     parked: bool,
     reserve: Reserve,
-    /// It runs on its reserve, down to this.
+    /// Level down to which it runs on its reserve; `None` if it does not.
     drawing: Option<i64>,
 }
 
@@ -94,16 +110,16 @@ struct Holder {
     active: i64,
 }
 
-/// Whose standing an epoch changed.
+/// vCPUs that an epoch parked or unparked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parking {
-    /// They may not run.
+    /// vCPUs that may no longer run.
     pub parked: Vec<VcpuId>,
-    /// They may again.
+    /// vCPUs that may run again.
     pub unparked: Vec<VcpuId>,
 }
 
-/// See the module's text.
+/// The accounts of all VMs.
 #[derive(Clone, Debug)]
 pub struct CreditBook {
     terms: CreditTerms,
@@ -112,18 +128,18 @@ pub struct CreditBook {
     holders: Vec<Option<Holder>>,
     /// VMs with active vCPUs, in the order in which they are served.
     order: Vec<VmId>,
-    /// Of active vCPUs.
+    /// Sum over the active vCPUs.
     weight: i64,
     balance: i64,
 }
 
-/// `a * b / c`, rounded up; 0 of nothing.
+/// `a * b / c`, rounded up; 0 if `a` or `b` is 0.
 fn part(a: i64, b: i64, c: i64) -> i64 {
     let (wide, c) = (i128::from(a) * i128::from(b), i128::from(c.max(1)));
     i64::try_from((wide + c - 1).div_euclid(c)).unwrap_or(i64::MAX)
 }
 
-/// The first free number, which is taken with `value`.
+/// Stores `value` under the first free number and returns that number.
 fn put<T>(slots: &mut Vec<Option<T>>, value: T) -> Option<u16> {
     let at = slots.iter().position(Option::is_none).unwrap_or(slots.len());
     let number = u16::try_from(at).ok()?;
@@ -135,7 +151,7 @@ fn put<T>(slots: &mut Vec<Option<T>>, value: T) -> Option<u16> {
 }
 
 impl CreditBook {
-    /// Nobody's, for so many processors.
+    /// An empty book for `cpus` processors.
     #[must_use]
     pub fn new(terms: CreditTerms, cpus: u16) -> Self {
         Self {
@@ -149,7 +165,7 @@ impl CreditBook {
         }
     }
 
-    /// Its constants.
+    /// Constants of this book.
     #[must_use]
     pub const fn terms(&self) -> CreditTerms {
         self.terms
@@ -163,7 +179,7 @@ impl CreditBook {
         self.accounts.get_mut(vcpu.index())?.as_mut()
     }
 
-    /// Opens accounts for a VM: without credits, UNDER, not active. `None`: all numbers are taken.
+    /// Opens accounts for a VM: without credits, UNDER and not active. `None` if no number is free.
     pub fn open(&mut self, contract: &Contract, vcpus: usize) -> Option<(VmId, Vec<VcpuId>)> {
         let weight = i64::from(Weight::get(contract.weight));
         let cap_pct = i64::from(contract.cap_pct);
@@ -193,7 +209,7 @@ impl CreditBook {
         Some((vm, opened))
     }
 
-    /// Goes on with the account that `was` has in `before`: its credits, its reserve, and whether
+    /// Continues with the account that `was` has in `before`: its credits, its reserve, and whether
     /// it earns.
     pub fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
         let Some(old) = before.account_of(was) else { return };
@@ -207,7 +223,7 @@ impl CreditBook {
         }
     }
 
-    /// Closes a VM's accounts.
+    /// Closes the accounts of a VM.
     pub fn close(&mut self, vm: VmId) {
         let Some(holder) = self.holders.get_mut(vm.index()).and_then(Option::take) else { return };
         self.weight -= holder.weight * holder.active;
@@ -217,56 +233,56 @@ impl CreditBook {
         }
     }
 
-    /// A VM's vCPUs.
+    /// The vCPUs of a VM; empty for an unknown VM.
     #[must_use]
     pub fn vcpus(&self, vm: VmId) -> &[VcpuId] {
         let holder = self.holders.get(vm.index()).and_then(Option::as_ref);
         holder.map_or(&[], |holder| &holder.vcpus)
     }
 
-    /// The VM a vCPU belongs to.
+    /// The VM to which a vCPU belongs.
     #[must_use]
     pub fn vm_of(&self, vcpu: VcpuId) -> Option<VmId> {
         self.account_of(vcpu).map(|account| account.vm)
     }
 
-    /// Whether there is such an account.
+    /// Whether the vCPU has an account.
     #[must_use]
     pub fn has(&self, vcpu: VcpuId) -> bool {
         self.account_of(vcpu).is_some()
     }
 
-    /// What it has left.
+    /// Credits of a vCPU, negative if overdrawn; 0 for an unknown one.
     #[must_use]
     pub fn credit(&self, vcpu: VcpuId) -> i64 {
         self.account_of(vcpu).map_or(0, |account| account.credit)
     }
 
-    /// Its class.
+    /// Class of a vCPU; [`Class::Over`] for an unknown one.
     #[must_use]
     pub fn class(&self, vcpu: VcpuId) -> Class {
         self.account_of(vcpu).map_or(Class::Over, |account| account.class)
     }
 
-    /// Whether it used its cap up.
+    /// Whether the vCPU has used up its cap.
     #[must_use]
     pub fn parked(&self, vcpu: VcpuId) -> bool {
         self.account_of(vcpu).is_some_and(|account| account.parked)
     }
 
-    /// Whether it takes part in what is handed out.
+    /// Whether the vCPU earns credits.
     #[must_use]
     pub fn active(&self, vcpu: VcpuId) -> bool {
         self.account_of(vcpu).is_some_and(|account| account.active)
     }
 
-    /// What is reserved for its I/O.
+    /// Credits reserved for its I/O.
     #[must_use]
     pub fn reserve(&self, vcpu: VcpuId) -> i64 {
         self.account_of(vcpu).map_or(0, |account| account.reserve.level())
     }
 
-    /// It ran for so long.
+    /// Burns the credits for `ran` of running time.
     pub fn burn(&mut self, vcpu: VcpuId, ran: Nanos) {
         let per_ms = self.terms.per_ms;
         let Some(account) = self.account_mut(vcpu) else { return };
@@ -283,8 +299,8 @@ impl CreditBook {
         }
     }
 
-    /// It was blocked and is woken, by an external event or not: boosted, if it has credits left,
-    /// or a reserve for events. For how long it may run on its reserve.
+    /// Boosts a vCPU that is woken from block, if it has credits left, or if an external event woke
+    /// it and it has a reserve. Sets how far it may run on the reserve.
     pub fn boost(&mut self, vcpu: VcpuId, event: bool) {
         let Some(account) = self.account_mut(vcpu) else { return };
         if account.parked {
@@ -298,8 +314,8 @@ impl CreditBook {
         }
     }
 
-    /// It had a slice for an event and goes on: boosted, if its reserve is more than another slice
-    /// for the next event. Without credits left by that alone, as it may only compute.
+    /// Boosts a vCPU that had a slice for an event and continues, if its reserve exceeds another
+    /// slice for the next event. Credits alone do not boost it, because it may only compute.
     pub fn go_on(&mut self, vcpu: VcpuId, slice: Nanos) {
         let kept = i64::try_from(
             u128::from(slice.0) * u128::from(self.terms.per_ms.unsigned_abs()) / 1_000_000,
@@ -312,7 +328,7 @@ impl CreditBook {
         }
     }
 
-    /// For how long it may run on its reserve; `None`: it does not.
+    /// Time for which the vCPU may still run on its reserve; `None` if it does not run on it.
     #[must_use]
     pub fn drawing(&self, vcpu: VcpuId) -> Option<Nanos> {
         let account = self.account_of(vcpu)?;
@@ -321,7 +337,7 @@ impl CreditBook {
         Some(Nanos(level.saturating_mul(1_000_000) / per_ms))
     }
 
-    /// It runs on its reserve no longer.
+    /// Ends running on the reserve.
     pub fn end_drawing(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu) else { return };
         if account.drawing.take().is_some() {
@@ -329,7 +345,7 @@ impl CreditBook {
         }
     }
 
-    /// It is found running at a tick, charged before.
+    /// Records that a tick found the vCPU running. Its use was charged before.
     pub fn tick(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu) else { return };
         if account.class == Class::Boost && account.drawing.is_none() {
@@ -338,7 +354,7 @@ impl CreditBook {
         self.activate(vcpu);
     }
 
-    /// It earns, if it did not.
+    /// Lets the vCPU earn credits.
     fn activate(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu).filter(|account| !account.active) else {
             return;
@@ -354,7 +370,7 @@ impl CreditBook {
         }
     }
 
-    /// Hands out an epoch's credits. `busy` says who has work.
+    /// Hands out the credits of an epoch. `busy` says which vCPUs have work.
     pub fn account(&mut self, busy: impl Fn(VcpuId) -> bool) -> Parking {
         let mut parking = Parking::default();
         if !self.terms.sampled {
@@ -366,7 +382,7 @@ impl CreditBook {
         let (weights, owed) = (self.weight, (-self.balance).max(0));
         let mut total = self.terms.epoch() * self.cpus + owed;
         if !self.terms.sampled {
-            // What nobody could use does not pile up.
+            // Credits that no VM could use do not accumulate.
             total = (total - self.balance.max(0)).max(0);
         }
         let (mut left, mut balance, mut short) = (weights, 0, false);
@@ -393,7 +409,7 @@ impl CreditBook {
                     total += part(fair - peak, weights, left);
                 }
                 if short {
-                    // Who could not use all stands in front, so that others come behind it.
+                    // A VM that could not use all goes to the front, so that others come behind it.
                     self.order.retain(|other| *other != vm);
                     self.order.insert(0, vm);
                 }
@@ -408,7 +424,7 @@ impl CreditBook {
         parking
     }
 
-    /// One vCPU's part; its credits afterwards, 0 of one that is not active.
+    /// Gives one vCPU its part. Returns its credits afterwards, 0 if it is not active.
     fn give(
         &mut self,
         vcpu: VcpuId,

@@ -1,4 +1,4 @@
-//! Xen's rules of accounting, one by one.
+//! Tests of Xen's accounting rules, one by one.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn contract(weight: u64, cap_pct: u16, io_reserve_pct: u8) -> Contract {
     Contract { cap_pct, io_reserve_pct, ..Contract::by_credit(weight) }
 }
 
-/// A book with active vCPUs, one of each contract.
+/// A book with one active vCPU for each contract.
 fn active(terms: CreditTerms, cpus: u16, contracts: &[Contract]) -> (CreditBook, Vec<VcpuId>) {
     let mut book = CreditBook::new(terms, cpus);
     let vcpus: Vec<_> = contracts.iter().map(|c| book.open(c, 1).unwrap().1[0]).collect();
@@ -50,11 +50,11 @@ fn ten_credits_a_millisecond_are_burned_and_the_remainder_is_kept() {
 }
 
 #[test]
-fn who_is_overdrawn_is_over_and_bounded_by_an_epoch() {
+fn an_overdrawn_vcpu_is_over_and_bounded_by_an_epoch() {
     let (mut book, vcpus) = active(CreditTerms::XEN, 1, &[contract(256, 0, 0); 2]);
     book.burn(vcpus[0], Nanos::from_millis(30));
     book.account(BUSY);
-    // 150 each; one is at -150.
+    // 150 each, so one is at -150.
     assert_eq!(credits(&book, &vcpus), [-150, 150]);
     assert_eq!((book.class(vcpus[0]), book.class(vcpus[1])), (Class::Over, Class::Under));
     book.burn(vcpus[0], Nanos::from_millis(60));
@@ -63,7 +63,7 @@ fn who_is_overdrawn_is_over_and_bounded_by_an_epoch() {
 }
 
 #[test]
-fn who_has_more_than_an_epoch_stops_earning_and_keeps_half() {
+fn above_an_epoch_a_vcpu_stops_earning_and_keeps_half() {
     let (mut book, vcpus) = active(CreditTerms::XEN, 1, &[contract(256, 0, 0); 2]);
     book.account(BUSY);
     book.account(BUSY);
@@ -74,7 +74,7 @@ fn who_has_more_than_an_epoch_stops_earning_and_keeps_half() {
     assert!(!book.active(vcpus[0]) && !book.active(vcpus[1]));
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [225, 225]);
-    // Found running, it earns again: all there is, up to what it could use.
+    // Found running, it earns again: all credits there are, up to what it could use.
     book.tick(vcpus[0]);
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [262, 225]);
@@ -86,26 +86,26 @@ fn a_negative_balance_is_handed_out_as_well() {
     vcpus.iter().for_each(|vcpu| book.burn(*vcpu, Nanos::from_millis(25)));
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [-100, -100]);
-    // 300 and the 200 that are missing.
+    // 300, and the missing 200.
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [150, 150]);
 }
 
 #[test]
-fn what_one_cannot_use_goes_to_those_after_it() {
-    // Two processors; the heavy one's part is above what its single vCPU could use.
+fn credits_that_a_vm_cannot_use_go_to_those_after_it() {
+    // Two processors. The heavy VM's part exceeds what its single vCPU could use.
     let (mut book, vcpus) =
         active(CreditTerms::XEN, 2, &[contract(100, 0, 0), contract(900, 0, 0)]);
-    // Served in the order of activity, the last first: 540 of 600, at most 300; 240 go on.
+    // Served in the order of activity, the last first: 540 of 600, but at most 300; 240 go on.
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [300, 300]);
 }
 
 #[test]
-fn who_could_not_use_all_is_served_first_from_then_on() {
+fn a_vm_that_could_not_use_all_is_served_first_from_then_on() {
     let (mut book, vcpus) =
         active(CreditTerms::XEN, 2, &[contract(900, 0, 0), contract(100, 0, 0)]);
-    // The light one is served first and gets its 60; what the other leaves has nobody to go to.
+    // The light VM is served first and gets its 60. No VM is left for what the other leaves.
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [300, 60]);
     vcpus.iter().for_each(|vcpu| book.burn(*vcpu, Nanos::from_millis(30)));
@@ -148,7 +148,7 @@ fn a_cap_parks_and_unparks_without_a_boost() {
 }
 
 #[test]
-fn only_who_has_credits_left_is_boosted_until_a_tick_finds_it_running() {
+fn only_a_vcpu_with_credits_is_boosted_until_a_tick_finds_it_running() {
     let (mut book, vcpus) = active(CreditTerms::XEN, 1, &[contract(256, 0, 0); 2]);
     book.boost(vcpus[0], false);
     assert_eq!(book.class(vcpus[0]), Class::Boost);
@@ -177,18 +177,18 @@ fn a_reserve_wakes_one_that_is_over_and_pays_for_what_it_runs() {
     assert_eq!((book.credit(v), book.reserve(v)), (-165, 5));
     book.end_drawing(v);
     assert_eq!((book.class(v), book.drawing(v)), (Class::Over, None));
-    // The unused part stays, beside the next.
+    // The unused part stays, beside the next one.
     book.account(BUSY);
     assert_eq!(book.reserve(v), 5 + 15);
 }
 
 #[test]
-fn by_penstocks_terms_who_waits_goes_on_earning_and_who_is_idle_does_not() {
+fn by_penstocks_terms_a_waiting_vcpu_earns_and_an_idle_one_does_not() {
     let epoch = CreditTerms::FINE.epoch();
     let (mut book, vcpus) = active(CreditTerms::FINE, 3, &[contract(1, 0, 0); 2]);
     book.account(|vcpu| vcpu == vcpus[0]);
     assert_eq!(credits(&book, &vcpus), [epoch, epoch]);
-    // One of three epochs is left to hand out: two are there already.
+    // One of three epochs is left to hand out, because two are there already.
     book.account(|vcpu| vcpu == vcpus[0]);
     assert_eq!(credits(&book, &vcpus), [epoch + epoch / 2, (epoch + epoch / 2) / 2]);
     assert!(book.active(vcpus[0]) && !book.active(vcpus[1]));
@@ -198,7 +198,7 @@ fn by_penstocks_terms_who_waits_goes_on_earning_and_who_is_idle_does_not() {
 }
 
 #[test]
-fn by_penstocks_terms_nobody_has_to_be_found_by_a_tick() {
+fn by_penstocks_terms_activity_does_not_depend_on_ticks() {
     let mut book = CreditBook::new(CreditTerms::FINE, 1);
     let vms: Vec<_> = (0..3).map(|_| book.open(&contract(1, 0, 0), 1).unwrap().1[0]).collect();
     book.burn(vms[0], Nanos(1));

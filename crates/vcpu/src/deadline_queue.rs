@@ -1,30 +1,42 @@
 //! The deadlines of one processor's vCPUs, earliest first.
 //!
-//! **Problem.** When must which vCPU preempt what runs, so that none is late? **Source.** VM jitter
-//! §III-A, §IV: a run queue by deadline, polled every 0.5 ms, slices of 0.5 ms. **Quantities.**
-//! Slot: 0.5 ms of the processor ([`SLICE`]), counted from time 0; the poll falls on their
-//! beginnings. Deadline: when a vCPU must begin to run.
+//! # Problem
+//! The queue decides which vCPU must preempt the running one, and when, so that none is late.
 //!
-//! **Rule.** Who must run by a deadline books the latest slot that begins by then, among those
-//! that nobody owns or has booked and its own ([`crate::slots`]); if there is none, its next own
-//! one, which begins less than a slot later. It is due when its slot begins, and no two ever are
-//! together. So it runs at most D + 0.5 ms after it was last descheduled: the paper's D and one
-//! poll.
+//! # Source
+//! VM jitter §III-A, §IV: a run queue by deadline, polled every 0.5 ms, with slices of 0.5 ms.
 //!
-//! **Example** (a test). D = 3 ms: 6 slots later; a second one due at the same time, a slot before.
+//! # Quantities
+//! - Slot: 0.5 ms of the processor ([`SLICE`]), counted from time 0. Polls fall on the beginnings
+//!   of slots.
+//! - Deadline: the time by which a vCPU must begin to run.
 //!
-//! **Departures.** The queue is by booked slots and not by bare deadlines: k of these in one moment
-//! keep the last waiting for k - 1 slices more. **Cost.** O(n) a booking, n vCPUs with deadlines on
-//! this processor.
+//! # Approach
+//! A vCPU that must run by a deadline books a slot: the latest that begins by then. It chooses
+//! among its own slots and those that no other vCPU owns or has booked ([`crate::slots`]). If there
+//! is none, it books its next own slot, which begins less than a slot later. The vCPU is due when
+//! its slot begins, and two are never due together. It thus runs at most D + 0.5 ms after it was
+//! last descheduled: the paper's D and one poll.
+//!
+//! # Example
+//! D = 3 ms books the slot 6 slots later. A second vCPU due at the same time books the slot before.
+//! A test covers this.
+//!
+//! # Departures
+//! The queue is ordered by booked slots and not by bare deadlines. With k equal deadlines, the last
+//! one would wait k - 1 slices more.
+//!
+//! # Cost
+//! O(n) a booking, with n vCPUs with deadlines on this processor.
 
 use penstock_units::{Nanos, VcpuId};
 
 use crate::slots::{Residue, layout};
 
-/// What a vCPU gets when it is due, and the time between two polls.
+/// Length of the slice that a due vCPU gets, and time between two polls.
 pub const SLICE: Nanos = Nanos::from_micros(500);
 
-/// The slots in which a vCPU with this deadline must run once: D / S + 1.
+/// Number of slots in which a vCPU with this deadline must run once: D / S + 1.
 #[must_use]
 pub const fn window(deadline: Nanos) -> u64 {
     deadline.0 / SLICE.0 + 1
@@ -36,25 +48,25 @@ struct Member {
     deadline: Nanos,
     own: Residue,
     booked: Option<u64>,
-    /// What it was booked for.
+    /// Deadline of its booking.
     by: Nanos,
 }
 
-/// See the module's text.
+/// The vCPUs with deadlines on one processor.
 #[derive(Clone, Debug, Default)]
 pub struct DeadlineQueue {
     members: Vec<Member>,
 }
 
 impl DeadlineQueue {
-    /// Without members.
+    /// A queue without members.
     #[must_use]
     pub const fn new() -> Self {
         Self { members: Vec::new() }
     }
 
-    /// Takes a vCPU with its deadline in, not queued. Whether it fits with the others; if it does
-    /// not, nothing has changed.
+    /// Adds a vCPU with its deadline, not queued. Returns whether it fits with the others. If it
+    /// does not, nothing has changed.
     pub fn join(&mut self, now: Nanos, vcpu: VcpuId, deadline: Nanos) -> bool {
         let own = Residue { period: 1, phase: 0 };
         self.members.push(Member { vcpu, deadline, own, booked: None, by: Nanos(0) });
@@ -65,15 +77,15 @@ impl DeadlineQueue {
         fits
     }
 
-    /// Forgets a vCPU.
+    /// Removes a vCPU.
     pub fn part(&mut self, now: Nanos, vcpu: VcpuId) {
         self.members.retain(|member| member.vcpu != vcpu);
-        // Fewer always fit.
+        // A smaller set always fits.
         self.lay_out(now);
     }
 
-    /// New own slots for all, and with them new bookings, the earliest deadline first. A booking
-    /// for a deadline that is closer than its owner's window can come a window late, once.
+    /// Assigns new own slots to all members and books again, the earliest deadline first. A booking
+    /// for a deadline closer than its owner's window can come a window late, once.
     fn lay_out(&mut self, now: Nanos) -> bool {
         let windows: Vec<u64> = self.members.iter().map(|m| window(m.deadline)).collect();
         let Some(own) = layout(&windows) else { return false };
@@ -101,7 +113,7 @@ impl DeadlineQueue {
         })
     }
 
-    /// `vcpu` must run by `by`; it keeps a booking that is not later.
+    /// Queues `vcpu`, which must run by `by`. It keeps a booking that is not later.
     pub fn enter(&mut self, now: Nanos, vcpu: VcpuId, by: Nanos) {
         let first = now.0.div_ceil(SLICE.0);
         let Some(member) = self.member(vcpu) else { return };
@@ -117,34 +129,34 @@ impl DeadlineQueue {
         }
     }
 
-    /// The same, by its own deadline from now on.
+    /// Queues `vcpu` by its own deadline, counted from `now`.
     pub fn enter_anew(&mut self, now: Nanos, vcpu: VcpuId) {
         if let Some(deadline) = self.deadline(vcpu) {
             self.enter(now, vcpu, now + deadline);
         }
     }
 
-    /// It is not queued any more: it runs, or waits for something else.
+    /// Removes the booking of a vCPU that runs or waits for something else.
     pub fn leave(&mut self, vcpu: VcpuId) {
         if let Some(member) = self.member(vcpu) {
             member.booked = None;
         }
     }
 
-    /// A member's deadline.
+    /// Deadline of a member.
     #[must_use]
     pub fn deadline(&self, vcpu: VcpuId) -> Option<Nanos> {
         self.members.iter().find(|member| member.vcpu == vcpu).map(|member| member.deadline)
     }
 
-    /// When a vCPU's slot begins, if it has one.
+    /// Beginning of a vCPU's booked slot, if it has one.
     #[must_use]
     pub fn due_at(&self, vcpu: VcpuId) -> Option<Nanos> {
         let member = self.members.iter().find(|member| member.vcpu == vcpu)?;
         member.booked.map(|slot| Nanos(slot.saturating_mul(SLICE.0)))
     }
 
-    /// Who is due, if anybody is, leaving out one that runs.
+    /// The vCPU that is due, except a running one.
     #[must_use]
     pub fn due(&self, now: Nanos, running: Option<VcpuId>) -> Option<VcpuId> {
         let slot = now.0 / SLICE.0;
@@ -153,14 +165,14 @@ impl DeadlineQueue {
         due.min_by_key(|member| member.booked).map(|member| member.vcpu)
     }
 
-    /// When the next one is due.
+    /// Time at which the next vCPU is due.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let booked = self.members.iter().filter_map(|member| member.booked).min();
         booked.map(|slot| Nanos(slot.saturating_mul(SLICE.0)))
     }
 
-    /// Whether anybody has a deadline here.
+    /// Whether no vCPU has a deadline here.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.members.is_empty()
@@ -187,7 +199,7 @@ mod tests {
     fn one_is_due_when_its_deadline_is_and_the_next_a_slot_before() {
         let mut queue = queue(&[3, 3]);
         queue.enter_anew(Nanos(0), A);
-        // Slot 6 may be B's own; A keeps away from it, but never by more than B's one slot.
+        // Slot 6 may be B's own. A avoids it, but by at most B's one slot.
         assert!([5, 6].map(|s| Some(Nanos(s * SLICE.0))).contains(&queue.due_at(A)));
         queue.enter_anew(Nanos(0), B);
         assert_ne!(queue.due_at(A), queue.due_at(B));
@@ -205,7 +217,7 @@ mod tests {
             (queue.due(Nanos(3 * MS - 1), None), queue.due(Nanos(3 * MS), None)),
             (None, Some(A))
         );
-        // A later deadline does not put it off, an earlier one does count.
+        // A later deadline does not postpone it, but an earlier one counts.
         queue.enter(Nanos(100_000), A, Nanos(9 * MS));
         assert_eq!(queue.due_at(A), Some(Nanos(3 * MS)));
         queue.enter(Nanos(100_000), A, Nanos(2 * MS));
@@ -215,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_fit_is_refused_and_who_goes_makes_room() {
+    fn a_vcpu_that_does_not_fit_is_refused_and_one_that_leaves_makes_room() {
         let mut queue = queue(&[1, 1]);
         assert!(!queue.join(Nanos(0), VcpuId(2), Nanos(SLICE.0)));
         assert!(queue.deadline(VcpuId(2)).is_none() && queue.deadline(B).is_some());

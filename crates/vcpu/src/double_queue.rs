@@ -1,28 +1,41 @@
-//! Two run queues on each processor: by deadline, and by credit.
+//! Two run queues on each processor: by deadline, and by credits.
 //!
-//! **Problem.** How much of a processor a VM gets and how soon it gets some are different things.
-//! **Source.** VM jitter §III-A, §III-B, §IV. **Quantities.** D: the VM's deadline. S: 0.5 ms,
-//! slice of the deadline queue and time between polls.
+//! # Problem
+//! How much of a processor a VM gets and how soon it gets it are different things.
 //!
-//! **Rule.**
-//! 1. The driver domain goes before all and is preempted by none.
-//! 2. Who is due in the deadline queue ([`crate::deadline_queue`]) preempts what runs, for S.
-//! 3. Else the credit queue decides ([`crate::credit1`]), for 30 ms, by class and then by credits.
+//! # Source
+//! VM jitter §III-A, §III-B, §IV.
 //!
-//! A periodic vCPU is queued by deadline from when it is descheduled on, while it is runnable, and
-//! also when it yielded: then it comes again at its deadline. An aperiodic one is queued from an
-//! external event on. Both until they ran for S or gave the processor up by themselves: who was
-//! picked by credit and preempted sooner keeps its deadline, and so does an event that came while
-//! the vCPU ran. All are charged alike, whichever queue they come from, so deadlines change when a
-//! VM runs and not how much; what cannot be paid for from a VM's share is not admitted
-//! ([`crate::admission`]).
+//! # Quantities
+//! D is the VM's deadline. S is 0.5 ms: the slice of the deadline queue and the time between polls.
 //!
-//! **For an actuator** that does not own the run queue: [`DoubleQueue::ran`] tells what ran,
-//! [`DoubleQueue::due`] whom to lend a slice, [`VcpuScheduler::charge`] and
+//! # Approach
+//! 1. The driver domain goes before all others and is never preempted.
+//! 2. A vCPU that is due in the deadline queue ([`crate::deadline_queue`]) preempts the running one
+//! for S.
+//! 3. Otherwise the credit queue decides ([`crate::credit1`]), for 30 ms, by class and then by
+//! credits.
+//!
+//! A periodic vCPU is queued by deadline from when it is descheduled, while it is runnable. This
+//! also holds after a yield: it then runs again at its deadline. An aperiodic vCPU is queued from
+//! an external event on. Both stay queued until they ran for S or gave the processor up by
+//! themselves. A vCPU that was picked by credits and preempted sooner thus keeps its deadline, and
+//! an event that comes while the vCPU runs still counts.
+//!
+//! Both queues charge alike, so deadlines change when a VM runs and not how much. A deadline that a
+//! VM's share cannot pay for is not admitted ([`crate::admission`]).
+//!
+//! # Use by an actuator
+//! An actuator does not own the run queue. [`DoubleQueue::ran`] tells what ran,
+//! [`DoubleQueue::due`] returns the vCPU to lend a slice to, and [`VcpuScheduler::charge`] and
 //! [`VcpuScheduler::account`] keep accounts.
 //!
-//! **Departures.** Who is due is placed on a raster ([`crate::deadline_queue`]); who has a deadline
-//! stays on its processor, because its slots are there. **Cost.** That of the two queues.
+//! # Departures
+//! Due vCPUs are placed on a raster of slots ([`crate::deadline_queue`]). A vCPU with a deadline
+//! stays on its processor, because its slots are there.
+//!
+//! # Cost
+//! That of the two queues.
 
 use penstock_units::{CpuId, Nanos, VcpuId, VmId};
 
@@ -32,20 +45,20 @@ use crate::credit1::{Credit1, QueueTerms};
 use crate::deadline_queue::{DeadlineQueue, SLICE};
 use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
 
-/// What is lent at least to one that goes on.
+/// Minimum time that is lent to a vCPU that continues.
 const LEAST: Nanos = Nanos(SLICE.0 / 2);
 
 #[derive(Clone, Copy, Debug)]
 struct Term {
     mode: Mode,
     cpu: CpuId,
-    /// It is owed a slice.
+    /// The slice that it is owed, if any.
     owed: Option<Owed>,
-    /// The last event that came when it had run already for the one before.
+    /// The last event that came after it had already run for the one before.
     again: Option<Owed>,
 }
 
-/// Since when a slice is owed, and how long the vCPU ran since.
+/// Since when a slice is owed, and how long the vCPU has run since.
 #[derive(Clone, Copy, Debug)]
 struct Owed {
     since: Nanos,
@@ -61,12 +74,12 @@ impl Owed {
 #[derive(Clone, Debug, Default)]
 struct Cpu {
     deadlines: DeadlineQueue,
-    /// The driver domain's vCPUs that wait.
+    /// Waiting vCPUs of the driver domain.
     drivers: Vec<VcpuId>,
     lane: Option<Lane>,
 }
 
-/// See the module's text.
+/// Both queues of all processors.
 #[derive(Clone, Debug)]
 pub struct DoubleQueue {
     credit: Credit1,
@@ -75,7 +88,7 @@ pub struct DoubleQueue {
 }
 
 impl DoubleQueue {
-    /// For so many processors.
+    /// A scheduler for `cpus` processors.
     #[must_use]
     pub fn new(cpus: u16) -> Self {
         Self {
@@ -85,7 +98,7 @@ impl DoubleQueue {
         }
     }
 
-    /// The accounts.
+    /// The accounts of all vCPUs.
     #[must_use]
     pub const fn book(&self) -> &CreditBook {
         self.credit.book()
@@ -103,34 +116,34 @@ impl DoubleQueue {
         &mut self.cpus[cpu.index()].deadlines
     }
 
-    /// Whom to lend a slice of [`SLICE`] to now.
+    /// The vCPU to lend a slice of [`SLICE`] to now.
     #[must_use]
     pub fn due(&self, now: Nanos, cpu: CpuId) -> Option<VcpuId> {
         self.cpus.get(cpu.index())?.deadlines.due(now, self.credit.running(cpu))
     }
 
-    /// When somebody on `cpu` is due next: before, [`DoubleQueue::due`] names nobody.
+    /// Time at which the next vCPU on `cpu` is due. Before it, [`DoubleQueue::due`] returns `None`.
     #[must_use]
     pub fn next_due(&self, cpu: CpuId) -> Option<Nanos> {
         self.cpus.get(cpu.index())?.deadlines.next_due()
     }
 
-    /// Whether anybody on `cpu` has a deadline; else it need not be polled.
+    /// Whether a vCPU on `cpu` has a deadline. If not, `cpu` need not be polled.
     #[must_use]
     pub fn has_deadlines(&self, cpu: CpuId) -> bool {
         self.cpus.get(cpu.index()).is_some_and(|cpu| !cpu.deadlines.is_empty())
     }
 
-    /// It was seen to run, for so long, and left its processor at `now`, which may be past:
-    /// charged, and its deadline counts from then. For an actuator; whoever decides says
-    /// [`VcpuScheduler::leave`] instead.
+    /// Records that a vCPU was seen to run for `time` and left its processor at `now`, which may be
+    /// in the past. It is charged, and its deadline counts from `now`. For an actuator; a caller
+    /// that decides itself uses [`VcpuScheduler::leave`] instead.
     pub fn ran(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
         self.charge_seen(vcpu, time);
         self.requeue(now, vcpu, Leave::Preempted);
     }
 
-    /// The same of one that had its slice, although not all of it: who lends keeps a little of each
-    /// slice to himself. For an actuator.
+    /// Like [`DoubleQueue::ran`], for a vCPU that had its slice although not all of it, because the
+    /// lender keeps a little of each slice. For an actuator.
     pub fn served(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
         self.charge_seen(vcpu, time);
         if let Some(owed) = self.term_mut(vcpu).and_then(|term| term.owed.as_mut()) {
@@ -139,9 +152,9 @@ impl DoubleQueue {
         self.requeue(now, vcpu, Leave::Preempted);
     }
 
-    /// The same of one that was charged for a time in which it may not have run: who lends came
-    /// late, as the processor stood still for both. What it is owed it is owed still. For an
-    /// actuator.
+    /// Like [`DoubleQueue::ran`], for a vCPU that was charged for a time in which it may not have
+    /// run: the lender came late, because the processor stood still for both. It is still owed its
+    /// slice. For an actuator.
     pub fn stood(&mut self, vcpu: VcpuId, time: Nanos) {
         let before = self.term(vcpu);
         self.charge_seen(vcpu, time);
@@ -150,15 +163,15 @@ impl DoubleQueue {
         }
     }
 
-    /// It was seen to have nothing to do, and nobody is owed a slice for it until it is woken. For
-    /// an actuator, as [`DoubleQueue::ran`].
+    /// Records that a vCPU was seen to have nothing to do. It is owed no slice until it is woken.
+    /// For an actuator, like [`DoubleQueue::ran`].
     pub fn blocked(&mut self, now: Nanos, vcpu: VcpuId) {
         self.credit.block(vcpu);
         self.requeue(now, vcpu, Leave::Blocked);
     }
 
-    /// `vcpu`, which was just added, goes on as `was` did in `before`: with its credits, and with
-    /// what it is owed if its mode is the same. For an actuator that is told a new list of vCPUs.
+    /// Lets the newly added `vcpu` continue as `was` in `before`: with its credits, and with its
+    /// owed slice if the mode is the same. For an actuator that gets a new list of vCPUs.
     pub fn resume(&mut self, now: Nanos, vcpu: VcpuId, before: &Self, was: VcpuId) {
         self.credit.resume(vcpu, &before.credit, was);
         let (Some(old), runnable) = (before.term(was), before.credit.runnable(was)) else { return };
@@ -173,14 +186,15 @@ impl DoubleQueue {
         }
     }
 
-    /// Whether it had a slice for an event, has not blocked since, and may go on where nobody is
-    /// due, because its reserve pays. For an actuator, which lends to it then.
+    /// Whether the vCPU had a slice for an event, has not blocked since, and may continue while
+    /// none is due, because its reserve pays. An actuator then lends to it.
     #[must_use]
     pub fn goes_on(&self, vcpu: VcpuId) -> bool {
         self.credit.runnable(vcpu) && self.book().drawing(vcpu).is_some_and(|left| left >= LEAST)
     }
 
-    /// What is left of a reserve must be worth going to the vCPU. What comes later is for events.
+    /// Charges a vCPU. What is left of its reserve must be worth switching to the vCPU; less is
+    /// kept for later events.
     fn charge_seen(&mut self, vcpu: VcpuId, time: Nanos) {
         self.charge(vcpu, time);
         if self.book().drawing(vcpu).is_some_and(|left| left < LEAST) {
@@ -188,18 +202,18 @@ impl DoubleQueue {
         }
     }
 
-    /// It is owed a slice from now on, unless it has been for longer.
+    /// Owes the vCPU a slice from now on, unless it is owed one already.
     fn owe(&mut self, now: Nanos, vcpu: VcpuId) {
         let Some(term) = self.term_mut(vcpu) else { return };
         if term.owed.is_some_and(|owed| owed.ran > Nanos(0)) {
-            // What it ran was for the one before.
+            // It has run for the event before.
             term.again = Some(Owed::from(now));
         }
         let Owed { since, .. } = *term.owed.get_or_insert(Owed::from(now));
         self.enter(now, vcpu, since);
     }
 
-    /// Queues it for a slice that is owed since then.
+    /// Queues it for a slice that is owed since `since`.
     fn enter(&mut self, now: Nanos, vcpu: VcpuId, since: Nanos) {
         let Some(cpu) = self.term(vcpu).map(|term| term.cpu) else { return };
         let queue = self.deadlines(cpu);
@@ -208,7 +222,7 @@ impl DoubleQueue {
         }
     }
 
-    /// What one that leaves its processor is owed.
+    /// Decides what a vCPU that leaves its processor is owed.
     fn requeue(&mut self, now: Nanos, vcpu: VcpuId, how: Leave) {
         let Some(term) = self.term_mut(vcpu).filter(|term| term.mode.is_real_time()) else {
             return;
@@ -240,7 +254,7 @@ impl DoubleQueue {
     fn begin(&mut self, cpu: CpuId, turn: Turn) {
         self.cpus[cpu.index()].lane = Some(turn.lane);
         if let Some(term) = self.term_mut(turn.vcpu) {
-            // It may have been stolen; those with deadlines are not.
+            // It may have been stolen. vCPUs with deadlines are not stolen.
             term.cpu = cpu;
         }
     }
@@ -317,7 +331,7 @@ impl VcpuScheduler for DoubleQueue {
         self.credit.leave(now, cpu, how);
         self.cpus[cpu.index()].lane = None;
         if driver && how == Leave::Preempted {
-            // Its slice is over: it goes on before all others.
+            // Its slice is over, and it continues before all others.
             self.credit.unqueue(vcpu);
             self.cpus[cpu.index()].drivers.push(vcpu);
         }

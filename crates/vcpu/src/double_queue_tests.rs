@@ -1,4 +1,4 @@
-//! Who preempts whom, and what counts as served.
+//! Tests of which vCPU preempts which, and of what counts as served.
 
 use super::*;
 use penstock_units::Weight;
@@ -23,7 +23,7 @@ fn hog(scheduler: &mut DoubleQueue) -> VcpuId {
     vcpu
 }
 
-/// The one that runs leaves, having used `ran`; who is next, and by which right.
+/// Lets the running vCPU leave after it used `ran`. Returns the next one, and its reason to run.
 fn next(scheduler: &mut DoubleQueue, now: Nanos, ran: Nanos, how: Leave) -> Option<(VcpuId, Lane)> {
     if let Some(vcpu) = scheduler.credit.running(CPU) {
         scheduler.charge(vcpu, ran);
@@ -39,7 +39,7 @@ fn a_periodic_one_comes_again_at_its_deadline_for_a_slice() {
     let hog = hog(&mut scheduler);
     scheduler.wake(Nanos(0), periodic, Cause::Timer);
     scheduler.decide(Nanos(0), CPU);
-    // Its credits are used up: the other goes on for long, but for its slices.
+    // Its credits are used up, so the other continues for long, except for these slices.
     let first = next(&mut scheduler, us(2_000), us(2_000), Leave::Preempted);
     assert_eq!(first, Some((periodic, Lane::Credit)), "it was woken after the other");
     let then = next(&mut scheduler, us(30_000), us(28_000), Leave::Preempted);
@@ -55,7 +55,7 @@ fn a_periodic_one_comes_again_at_its_deadline_for_a_slice() {
 }
 
 #[test]
-fn who_was_charged_for_a_time_in_which_it_may_not_have_run_is_owed_its_slice_still() {
+fn a_vcpu_charged_for_a_time_in_which_it_may_not_have_run_is_still_owed_its_slice() {
     let mut scheduler = DoubleQueue::new(1);
     let aperiodic = add(&mut scheduler, real_time(Mode::Aperiodic, 3));
     scheduler.wake(Nanos(0), aperiodic, Cause::Timer);
@@ -93,7 +93,7 @@ fn an_aperiodic_one_has_a_deadline_from_an_event_on() {
     scheduler.charge(hog, us(10));
     scheduler.wake(us(10), answers, Cause::Timer);
     next(&mut scheduler, us(10), us(0), Leave::Preempted);
-    // Both have work, and no event came: by credit alone.
+    // Both have work and no event came, so only credits count.
     assert!(!scheduler.poll(us(29_000), CPU));
     next(&mut scheduler, us(29_000), us(28_990), Leave::Preempted);
     assert_eq!(scheduler.credit.running(CPU), Some(hog));
@@ -127,7 +127,7 @@ fn the_driver_domain_preempts_all_and_is_preempted_by_none() {
     let driver = add(&mut scheduler, Contract::driver(Weight::ONE));
     let hog = hog(&mut scheduler);
     scheduler.decide(Nanos(0), CPU);
-    // Whatever it used before.
+    // This holds whatever the driver domain used before.
     scheduler.charge(driver, Nanos::from_secs(1));
     assert_eq!(scheduler.wake(us(100), driver, Cause::Event), Some(CPU));
     let turn = next(&mut scheduler, us(100), us(100), Leave::Preempted);
@@ -167,7 +167,7 @@ fn a_reserve_lets_one_answer_that_is_over() {
 }
 
 #[test]
-fn who_needs_more_than_a_slice_for_an_event_goes_on_as_its_reserve_pays() {
+fn a_vcpu_that_needs_more_than_a_slice_for_an_event_continues_as_its_reserve_pays() {
     for (io_reserve_pct, goes_on) in [(0, false), (2, false), (50, true)] {
         let mut scheduler = DoubleQueue::new(1);
         let contract = Contract { io_reserve_pct, ..real_time(Mode::Aperiodic, 3) };
@@ -203,7 +203,7 @@ fn who_needs_more_than_a_slice_for_an_event_goes_on_as_its_reserve_pays() {
         assert!(more == 0 || (slice..slice * 3 / 2).contains(&kept), "{kept}");
         scheduler.account(now);
         assert!(!scheduler.goes_on(server), "what is reserved later is for later events");
-        // Who blocks has seen to it.
+        // A vCPU that blocks has handled its event.
         scheduler.wake(now, server, Cause::Event);
         scheduler.served(now, server, SLICE);
         scheduler.blocked(now, server);
@@ -260,7 +260,7 @@ fn one_that_is_seen_to_be_blocked_is_owed_nothing_until_it_is_woken() {
 }
 
 #[test]
-fn what_cannot_be_laid_out_is_not_taken_in() {
+fn deadlines_without_a_layout_are_not_admitted() {
     let mut scheduler = DoubleQueue::new(1);
     let half = Contract::real_time(Mode::Periodic, SLICE, Weight::ONE);
     assert!(scheduler.add(Nanos(0), &half, &[CPU]).is_some());

@@ -1,20 +1,34 @@
-//! Which VM's vCPUs go to which processor.
+//! Placement: the processor of each vCPU.
 //!
-//! **Problem.** Deadlines need room on one processor, and none beside the driver domain.
-//! **Source.** VM jitter §III-B: the driver domain preempts all and shares its processor with no
-//! real-time guest. **Quantities.** Shares in millionths of a processor, when all have work: all
-//! processors by weight, at most one for a vCPU; what one that is so heavy leaves is the others'.
+//! # Problem
+//! Deadlines need room on one processor, and none may be on the driver domain's.
 //!
-//! **Rule.** The driver domain's vCPUs take the first processors, and each vCPU that could use more
-//! than one has one before all others. Then vCPUs with deadlines, the shortest first, each to the
-//! processor where deadlines take least among those that admit it, not the driver domain's, and not
-//! beside one of the heavy ones if it can be helped. Then all others, the heaviest first, to the
-//! processor with least weight.
-//! vCPUs without deadlines only start there: the credit queues balance them.
+//! # Source
+//! VM jitter §III-B: the driver domain preempts all and shares its processor with no real-time
+//! guest.
 //!
-//! **Example** (a test). A driver domain and four VMs with D = 3 ms on three processors: two each
-//! on the second and third. **Departures.** The paper places by rule 2 alone; what fits is asked
-//! here. **Cost.** O(vCPUs x processors) questions of [`crate::admission`].
+//! # Quantities
+//! Shares are in millionths of a processor, when all vCPUs have work. They divide all processors by
+//! weight, with at most one processor for a vCPU. What such a heavy vCPU leaves goes to the others.
+//!
+//! # Approach
+//! 1. The driver domain's vCPUs take the first processors.
+//! 2. Each vCPU whose share would exceed a processor gets one before all others.
+//! 3. vCPUs with deadlines follow, the shortest deadline first. Each goes to the processor that
+//! admits it and where deadlines take least. It is never the driver domain's, and not that of a
+//! heavy vCPU if possible.
+//! 4. All others follow, the heaviest first, to the processor with the least weight. They only
+//! start there, because the credit queues balance them.
+//!
+//! # Example
+//! A driver domain and four VMs with D = 3 ms on three processors: two VMs each on the second and
+//! third. A test covers this.
+//!
+//! # Departures
+//! The paper places by rule 2 of [`crate::double_queue`] alone; here admission decides what fits.
+//!
+//! # Cost
+//! O(vCPUs x processors) calls of [`crate::admission`].
 
 use core::cmp::Reverse;
 
@@ -27,30 +41,30 @@ use crate::contract::{Contract, Mode};
 /// A VM to place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guest {
-    /// What it asked for.
+    /// Its scheduling parameters.
     pub contract: Contract,
-    /// How many vCPUs it has.
+    /// Number of its vCPUs.
     pub vcpus: u16,
 }
 
-/// A VM has no place.
+/// Reason for which a VM cannot be placed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PlacementError {
-    /// There is nothing to place it on.
+    /// No processor is left beside the driver domain's.
     #[error("VM {vm} has no processor to run on; give the scheduler more than the driver domain's")]
     NoProcessor {
-        /// Its place in the list.
+        /// Index of the VM in the list.
         vm: usize,
     },
-    /// Its deadline fits nowhere.
+    /// The VM's deadline fits on no processor.
     #[error("VM {vm} fits on no processor; nearest is {cpu}: {reason}")]
     Refused {
-        /// Its place in the list.
+        /// Index of the VM in the list.
         vm: usize,
-        /// The processor where least is missing.
+        /// The processor where the least is missing.
         cpu: CpuId,
-        /// Why not there.
+        /// Reason for the refusal there.
         reason: Refusal,
     },
 }
@@ -58,13 +72,13 @@ pub enum PlacementError {
 #[derive(Clone, Debug, Default)]
 struct Load {
     driver: bool,
-    /// One is there that could use more than all of it.
+    /// Whether a vCPU is there whose share would exceed the processor.
     heavy: bool,
     claims: Vec<Claim>,
     weight: u64,
 }
 
-/// What a vCPU of this VM may use of a processor when all have work.
+/// Share of a processor for each vCPU of the VM when all have work, in millionths.
 #[must_use]
 pub fn share_ppm(guests: &[Guest], vm: usize, cpus: u16) -> u64 {
     let Some(mine) = guests.get(vm).map(weight) else { return 0 };
@@ -76,8 +90,8 @@ fn weight(guest: &Guest) -> u64 {
     u64::from(guest.contract.weight.get())
 }
 
-/// What those have together, in millionths of a processor, who could not use more than one, and
-/// their weights.
+/// Share of all vCPUs whose share does not exceed a processor, in millionths of a processor, and
+/// the sum of their weights.
 fn besides_heavy(guests: &[Guest], cpus: u16) -> (u64, u64) {
     let mut order: Vec<&Guest> = guests.iter().collect();
     order.sort_by_key(|guest| Reverse(weight(guest)));
@@ -93,10 +107,10 @@ fn besides_heavy(guests: &[Guest], cpus: u16) -> (u64, u64) {
     (left, sum)
 }
 
-/// Processors for the vCPUs of every VM, in their order.
+/// Assigns processors to the vCPUs of every VM, in their order.
 ///
 /// # Errors
-/// The first VM that has no place, and why.
+/// The first VM that cannot be placed, with the reason.
 pub fn place(
     guests: &[Guest],
     cpus: u16,
@@ -141,7 +155,7 @@ fn cpu_id(at: usize) -> CpuId {
     CpuId(u16::try_from(at).unwrap_or(u16::MAX))
 }
 
-/// The processor with least deadlines that admits one more, where it is entered.
+/// The processor with the least deadlines that admits one more. The claim is entered there.
 fn with_room(
     loads: &mut [Load],
     vm: usize,
@@ -196,26 +210,26 @@ mod tests {
     }
 
     #[test]
-    fn what_a_heavy_vm_cannot_use_is_the_others() {
+    fn the_others_get_what_a_heavy_vm_cannot_use() {
         let mut guests = vec![guest(Mode::Periodic, 3); 2];
         guests.push(Guest {
             contract: Contract::by_credit(Weight::new(100).unwrap()),
             ..guest(Mode::None, 0)
         });
         assert_eq!((share_ppm(&guests, 0, 2), share_ppm(&guests, 2, 2)), (500_000, WHOLE_PPM));
-        // The heavy one has a processor to itself, and both deadlines are kept on the other.
+        // The heavy VM has a processor to itself, and both deadlines are kept on the other.
         let homes = place(&guests, 2, Limits::default()).unwrap();
         assert!(homes[0] == homes[1] && homes[0] != homes[2], "{homes:?}");
-        // On one processor there is nothing that it leaves.
+        // On one processor it leaves nothing.
         assert_eq!(share_ppm(&guests, 0, 1), 9_803);
         assert!(place(&guests, 1, Limits::default()).is_err());
-        // As many heavy ones as processors: light ones have nothing that is sure.
+        // With as many heavy vCPUs as processors, light ones are guaranteed nothing.
         guests[2].vcpus = 2;
         assert_eq!((share_ppm(&guests, 0, 2), share_ppm(&guests, 2, 2)), (9_900, 990_099));
     }
 
     #[test]
-    fn who_fits_nowhere_is_told_why() {
+    fn a_vm_that_fits_nowhere_gets_the_reason() {
         let alone = [driver(), guest(Mode::Aperiodic, 3)];
         let error = place(&alone, 1, Limits::default()).unwrap_err();
         assert_eq!(error, PlacementError::NoProcessor { vm: 1 });

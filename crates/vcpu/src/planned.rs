@@ -1,25 +1,25 @@
-//! Where the VMs of a file would go if all of them ran, with the vCPUs they are planned with.
+//! Where the VMs of a configuration would be placed if all of them ran with their planned vCPUs.
 
 use crate::admission::Limits;
 use crate::reservation::{Ask, Granted, Taken, kernel_limit_ppm, plan, taken};
 use crate::seating::{Place, Present, seat};
 use crate::terms::{VcpuSection, VmTable};
 
-/// What Linux admits unless told otherwise: 0.95 s in each second.
+/// Linux's default limit for deadline threads, in microseconds per second.
 const RT_RUNTIME_US: i64 = 950_000;
 
-/// What a VM would have.
+/// What a VM would get.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Planned {
-    /// For each vCPU its processor and share; none for a VM whose time is reserved.
+    /// Processor and share of each vCPU; empty for a VM with reserved time.
     pub places: Vec<Place>,
-    /// What is reserved for each of its vCPUs.
+    /// Reservation of each of its vCPUs.
     pub granted: Option<Granted>,
-    /// Why it does not have what it asked for, and the remedy.
+    /// Why it does not get what it asked for, with the remedy.
     pub problem: Option<String>,
 }
 
-/// What each of `vms` would have, in their order; the tables are without mistakes.
+/// What each of `vms` would get, in their order. The tables must have no mistakes.
 #[must_use]
 pub fn planned(section: &VcpuSection, vms: &[&VmTable]) -> Vec<Planned> {
     let cpus = u64::try_from(section.cpus.len()).unwrap_or(u64::MAX);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_nobody_elses() {
+    fn reserved_time_is_not_shared() {
         let section = VcpuSection { cpus: vec![1], run_dir: None, deadlines_max: None };
         let voice = vm("voice", "vcpu_mode = \"periodic\"\ndeadline = \"3 ms\"\n");
         let terms = "vcpu_mode = \"reserved\"\ndeadline = \"10 ms\"\nruntime = \"5 ms\"\n";

@@ -1,85 +1,91 @@
-//! How much time is reserved for vCPUs by `SCHED_DEADLINE`, and whether it fits.
+//! Reservations of vCPU time by `SCHED_DEADLINE`, and whether they fit.
 //!
-//! **Problem.** A VM whose time must not depend on any scheduler in user space: the kernel itself
-//! gives each of its vCPUs `runtime` in every `period`. **Source.** Linux
-//! `scheduler/sched-deadline.rst` (constant bandwidth server, admission, GRUB).
+//! # Problem
+//! The time of some VMs must not depend on a scheduler in user space. For them the kernel itself
+//! gives each vCPU `runtime` in every `period`.
 //!
-//! **Rule.** Without a `runtime` a VM reserves what its weight stands for: of the processors that
-//! others reserved nothing of by name, its part by weight among all VMs; all of them together at
-//! most what the kernel admits, less [`FAIR_PPM`] for the fair class. In the order of the file a VM
-//! is refused whose vCPUs take the sum above `sched_rt_runtime_us / sched_rt_period_us` of the
-//! processors; the kernel asks once more for the whole root domain, which others may use too.
+//! # Source
+//! Linux `scheduler/sched-deadline.rst` (constant bandwidth server, admission, GRUB).
 //!
-//! **What is left for others** ([`Taken`]). Such a vCPU may run on any processor of its root
-//! domain, before every slice that is lent. So shares are those of what is left on average, and
-//! slices of deadlines may take what is left where all of it falls on one processor. Who reclaims
-//! can take a whole one.
+//! # Approach
+//! A VM without a `runtime` reserves its share by weight among all VMs. The share is of the
+//! processors without what other VMs reserved by an explicit `runtime`. All such VMs together get
+//! at most what the kernel admits, minus [`FAIR_PPM`] for the fair class. VMs are checked in the
+//! order of the file. A VM is refused if its vCPUs take the sum above `sched_rt_runtime_us /
+//! sched_rt_period_us` of the processors. The kernel checks again for the whole root domain, which
+//! others may use too.
 //!
-//! **Cost.** O(VMs).
+//! # Effect on others ([`Taken`])
+//! Such a vCPU may run on any processor of its root domain, before every slice that is lent. Shares
+//! are therefore those of the average remainder. Slices of deadlines may take what is left if all
+//! reserved time falls on one processor. A vCPU that reclaims can take a whole processor.
+//!
+//! # Cost
+//! O(VMs).
 
 use penstock_units::Nanos;
 use thiserror::Error;
 
 use crate::admission::WHOLE_PPM;
 
-/// The shortest run time that the kernel takes is 1,024 ns.
+/// The shortest run time that the kernel accepts.
 pub const RUNTIME_MIN: Nanos = Nanos(1_024);
-/// What run times that follow shares leave to the fair class of each processor: the fair server's
-/// part since Linux 6.12, 50 ms in a second.
+/// Part of each processor that share-based run times leave to the fair class, in millionths: that
+/// of the fair server since Linux 6.12, 50 ms in a second.
 pub const FAIR_PPM: u64 = 50_000;
 
-/// What a VM asked to have reserved for each of its vCPUs.
+/// Reservation that a VM asks for, for each of its vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserve {
-    /// The period, and the deadline in it.
+    /// The period, which is also the deadline.
     pub period: Nanos,
-    /// Run time in each; `None`: the VM's share.
+    /// Run time in each period; `None` means the VM's share.
     pub runtime: Option<Nanos>,
-    /// May use more when other deadline threads leave it (`SCHED_FLAG_RECLAIM`). On Linux that is
-    /// up to 95 % of a processor, at the cost of everybody who has no reservation.
+    /// Whether it may use time that other deadline threads leave (`SCHED_FLAG_RECLAIM`). On Linux
+    /// this is up to 95 % of a processor, at the cost of all VMs without a reservation.
     pub reclaim: bool,
 }
 
-/// A VM that is there.
+/// A running VM with its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// What it wants reserved; `None`: it runs by weight.
+    /// Requested reservation; `None` if it runs by weight.
     pub reserve: Option<Reserve>,
-    /// Its weight, for each vCPU.
+    /// Weight of each vCPU.
     pub weight: u64,
-    /// How many vCPUs it has.
+    /// Number of vCPUs.
     pub vcpus: u64,
 }
 
-/// What each vCPU of a VM has reserved.
+/// Reservation of each vCPU of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// Run time in each period.
     pub runtime: Nanos,
-    /// The period.
+    /// Length of the period.
     pub period: Nanos,
-    /// See [`Reserve::reclaim`].
+    /// As in [`Reserve::reclaim`].
     pub reclaim: bool,
 }
 
 impl Granted {
-    /// In millionths of a processor, rounded down.
+    /// Part of a processor in millionths, rounded down.
     #[must_use]
     pub fn ppm(&self) -> u64 {
         part(self.runtime, self.period)
     }
 }
 
-/// What reservations leave less of, in millionths of a processor.
+/// Time that reservations take from others, in millionths of a processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Of each processor on average.
+    /// Average over all processors.
     pub mean_ppm: u64,
-    /// Of one that all of them happen to run on.
+    /// On a processor where all reserved vCPUs happen to run.
     pub most_ppm: u64,
 }
 
-/// A reservation does not fit.
+/// Reason for which a reservation does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "reservations up to this VM take {} of {}, {} are allowed (95 % of each unless \
@@ -87,22 +93,17 @@ pub struct Taken {
     Pct(*.sum_ppm), counted(*.cpus), Pct(*.max_ppm), shorter(*.fits)
 )]
 pub struct TooMuch {
-    /// With it, in millionths of a processor.
+    /// Sum with this VM, in millionths.
     pub sum_ppm: u64,
-    /// The limit, likewise.
+    /// The limit, in millionths.
     pub max_ppm: u64,
-    /// How many processors the limit is of.
+    /// Number of processors to which the limit applies.
     pub cpus: u64,
     /// The longest run time that would fit.
     pub fits: Nanos,
 }
 
-/// A number of CPUs in words.
-fn counted(cpus: u64) -> String {
-    if cpus == 1 { "1 CPU".to_owned() } else { format!("{cpus} CPUs") }
-}
-
-/// What helps besides more processors; nothing where no run time at all is left.
+/// The remedy besides more processors. It suggests no run time if none would fit.
 fn shorter(fits: Nanos) -> String {
     if fits < RUNTIME_MIN {
         return "give another VM less, or ".to_owned();
@@ -110,7 +111,7 @@ fn shorter(fits: Nanos) -> String {
     format!("give it a `runtime` of at most {} us, or ", fits.0 / 1_000)
 }
 
-/// A number of millionths as percent of one processor.
+/// Formats millionths as percent of one processor.
 struct Pct(u64);
 
 impl std::fmt::Display for Pct {
@@ -128,16 +129,16 @@ fn part(runtime: Nanos, period: Nanos) -> u64 {
     ratio(runtime.0, WHOLE_PPM, period.0)
 }
 
-/// What the kernel admits of each processor, in millionths, by its `sched_rt_runtime_us` (-1: it
-/// asks no limit) and `sched_rt_period_us`.
+/// Part of each processor that the kernel admits, in millionths, by its `sched_rt_runtime_us` (-1:
+/// no limit) and `sched_rt_period_us`.
 #[must_use]
 pub fn kernel_limit_ppm(runtime_us: i64, period_us: Option<i64>) -> u64 {
     let period = period_us.and_then(|us| u64::try_from(us).ok()).unwrap_or(1_000_000);
     u64::try_from(runtime_us).map_or(WHOLE_PPM, |us| ratio(us, WHOLE_PPM, period).min(WHOLE_PPM))
 }
 
-/// Millionths of a processor that each vCPU without a `runtime` reserves, by unit of weight a
-/// million times.
+/// Millionths of a processor that each vCPU without a `runtime` reserves, as a function of its
+/// weight.
 fn by_weight(asks: &[Ask], cpus: u64, max_ppm: u64) -> impl Fn(u64) -> u64 {
     let named = |ask: &&Ask| ask.reserve.is_some_and(|reserve| reserve.runtime.is_some());
     let one = |ask: &Ask| ask.reserve.map_or(0, |r| part(r.runtime.unwrap_or_default(), r.period));
@@ -152,7 +153,7 @@ fn by_weight(asks: &[Ask], cpus: u64, max_ppm: u64) -> impl Fn(u64) -> u64 {
     move |weight| ratio(left, weight, all).min(ratio(room, weight, following)).min(most)
 }
 
-/// What each VM has reserved, in their order; `None`: nothing, it runs by weight.
+/// Reservation of each VM, in their order. `None` if the VM runs by weight.
 #[must_use]
 pub fn plan(asks: &[Ask], cpus: u64, max_ppm: u64) -> Vec<Option<Result<Granted, TooMuch>>> {
     let share = by_weight(asks, cpus, max_ppm);
@@ -160,7 +161,7 @@ pub fn plan(asks: &[Ask], cpus: u64, max_ppm: u64) -> Vec<Option<Result<Granted,
     let mut sum = 0;
     let mut one = |ask: &Ask| {
         let Reserve { period, runtime, reclaim } = ask.reserve?;
-        // In whole microseconds, for whoever reads it.
+        // In whole microseconds, to be readable.
         let follows = || {
             let exact = ratio(period.0, share(ask.weight), WHOLE_PPM);
             Nanos(exact / 1_000 * 1_000).max(RUNTIME_MIN)
@@ -178,7 +179,7 @@ pub fn plan(asks: &[Ask], cpus: u64, max_ppm: u64) -> Vec<Option<Result<Granted,
     asks.iter().map(&mut one).collect()
 }
 
-/// What these leave less of: what is granted, and to how many vCPUs.
+/// Time that these reservations take from others. Each is given with its number of vCPUs.
 #[must_use]
 pub fn taken(granted: &[(Granted, u64)], cpus: u64) -> Taken {
     let sum: u64 = granted.iter().map(|(each, vcpus)| each.ppm() * vcpus).sum();
@@ -209,19 +210,19 @@ mod tests {
     }
 
     #[test]
-    fn a_run_time_that_is_not_told_is_the_share() {
+    fn a_run_time_that_is_not_given_is_the_share() {
         assert_eq!(runtime_us(&[ask(None, 1, 1), hog(1), hog(1), hog(2)], 1), [600]);
         assert_eq!(runtime_us(&[ask(None, 1, 1), hog(1)], 1), [1_500], "VMs went");
-        // What another one reserved by name is not divided.
+        // Time that another VM reserved by an explicit `runtime` is not divided.
         assert_eq!(runtime_us(&[ask(Some(1_500), 1, 1), ask(None, 1, 1), hog(1)], 1), [1_500, 750]);
         assert_eq!(runtime_us(&[ask(None, 1, 2), hog(2)], 2), [1_500]);
-        // Alone, and two who would have everything: what the kernel admits.
+        // A single VM, and two that ask for everything, get what the kernel admits.
         assert_eq!(runtime_us(&[ask(None, 7, 1)], 4), [2_700]);
         assert_eq!(runtime_us(&[ask(None, 1, 1), ask(None, 1, 1)], 1), [1_350, 1_350]);
     }
 
     #[test]
-    fn what_is_too_much_is_refused_with_what_would_fit_and_the_rest_is_not() {
+    fn too_large_a_reservation_is_refused_with_what_would_fit_and_others_are_kept() {
         let asks = [ask(Some(2_000), 1, 1), ask(Some(1_500), 1, 1), ask(Some(300), 1, 1)];
         let granted = plan(&asks, 1, KERNEL);
         let refused = granted[1].unwrap().unwrap_err();

@@ -1,21 +1,35 @@
-//! Credits kept for I/O.
+//! Credits that are kept for I/O.
 //!
-//! **Problem.** A VM whose compute-bound processes used up its credits cannot answer: it is OVER
-//! and is not boosted. **Source.** VM jitter §III-A, "Credit Reservation for I/O"; how much is
-//! reserved is left open. **Quantities.** Credits, in the unit of the book that has the account.
-//! **Rule.** A part of what a vCPU is given in every accounting epoch goes here first; what is
-//! beyond two epochs' parts goes on to its ordinary credits, so nothing is lost and shares stay.
-//! Only what runs because an external event woke it from block draws from here, and what goes on
-//! when the slice for an event was not enough; what remains stays for the next epoch.
+//! # Problem
+//! A VM whose compute-bound processes used up its credits cannot answer requests, because it is
+//! OVER and not boosted.
 //!
-//! **Example** (a test). 10 % of 100: 10 a time, until 20 are there.
-//! **Departures.** The carried rest has a bound: a VM silent for an hour would else hold up all
-//! others for minutes. **Cost.** O(1).
+//! # Source
+//! VM jitter §III-A, \"Credit Reservation for I/O\". It leaves open how much is reserved.
+//!
+//! # Quantities
+//! Credits, in the unit of the book that has the account.
+//!
+//! # Approach
+//! A part of what a vCPU gets in every accounting epoch goes to the reserve first. What exceeds two
+//! epochs' parts goes to its ordinary credits, so nothing is lost and shares stay. Only a vCPU that
+//! an external event woke from block runs on the reserve, also when it continues because the slice
+//! for the event was not enough. The rest stays for the next epoch.
+//!
+//! # Example
+//! 10 % of 100 credits adds 10 an epoch, up to 20. A test covers this.
+//!
+//! # Departures
+//! The carried rest is bounded. Otherwise a VM that was silent for an hour could hold all others up
+//! for minutes.
+//!
+//! # Cost
+//! O(1).
 
-/// Epochs whose reserve is held at most.
+/// Maximum level of a reserve, in epochs' parts.
 const EPOCHS_MAX: i64 = 2;
 
-/// See the module's text.
+/// The reserve of one vCPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reserve {
     pct: i64,
@@ -23,24 +37,24 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// Empty, of so many percent.
+    /// An empty reserve of `pct` percent.
     #[must_use]
     pub fn new(pct: u8) -> Self {
         Self { pct: i64::from(pct), level: 0 }
     }
 
-    /// What is there.
+    /// Credits in the reserve.
     #[must_use]
     pub const fn level(&self) -> i64 {
         self.level
     }
 
-    /// Has what was there on other terms; without a part of its own nothing.
+    /// Takes over the level of a previous reserve; zero if this one has no part.
     pub fn resume(&mut self, before: Self) {
         self.level = if self.pct == 0 { 0 } else { before.level };
     }
 
-    /// Takes its part of what is given in an epoch; the rest.
+    /// Takes its part of the credits given in an epoch, and returns the rest.
     pub fn fill(&mut self, given: i64) -> i64 {
         let part = given.saturating_mul(self.pct) / 100;
         let room = (part.saturating_mul(EPOCHS_MAX) - self.level).clamp(0, part);
@@ -48,7 +62,7 @@ impl Reserve {
         given - room
     }
 
-    /// Takes what was used from here, down to `kept`; what it could not cover.
+    /// Pays for `used` credits, down to the level `kept`, and returns what it could not cover.
     pub fn draw(&mut self, used: i64, kept: i64) -> i64 {
         let drawn = used.min(self.level - kept).max(0);
         self.level -= drawn;
@@ -70,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_share_lets_go_of_nothing_and_takes_nothing_more() {
+    fn a_smaller_share_keeps_the_level_and_adds_nothing() {
         let mut reserve = Reserve::new(10);
         reserve.fill(1_000);
         assert_eq!((reserve.fill(10), reserve.level()), (10, 100));

@@ -1,14 +1,17 @@
-//! The one interface of both policies.
+//! The common interface of both policies.
 //!
-//! **Who calls what.** Whoever has the processors tells of what happens and asks what is next:
+//! # Order of calls
+//! The owner of the processors reports what happens and asks what runs next:
 //!
-//! - a vCPU becomes runnable, or an external event came for it: [`VcpuScheduler::wake`];
-//! - every 0.5 ms on each processor: [`VcpuScheduler::poll`], every 10 ms
-//!   [`VcpuScheduler::tick`], every 30 ms once for all [`VcpuScheduler::account`];
-//! - to decide anew: [`VcpuScheduler::charge`] what the running one used since it was last
-//!   charged, [`VcpuScheduler::leave`] says why it left, [`VcpuScheduler::decide`] who is next.
+//! - A vCPU becomes runnable, or an external event came for it: [`VcpuScheduler::wake`].
+//! - On each processor, every 0.5 ms: [`VcpuScheduler::poll`]; every 10 ms:
+//!   [`VcpuScheduler::tick`].
+//! - Every 30 ms, once for all processors: [`VcpuScheduler::account`].
+//! - To decide again: [`VcpuScheduler::charge`] for what the running vCPU used since it was last
+//!   charged, [`VcpuScheduler::leave`] with its reason to leave, [`VcpuScheduler::decide`] for the
+//!   next.
 //!
-//! A charge may come late: it moves accounts and nothing else.
+//! A charge may come late, because it changes only accounts.
 
 use penstock_units::{CpuId, Nanos, VcpuId, VmId};
 
@@ -17,83 +20,84 @@ use crate::contract::Contract;
 /// Why a vCPU is woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// From outside: a packet or an interrupt for it. Also told of one that is runnable already.
+    /// An event from outside: a packet or an interrupt for it. Also reported for a runnable vCPU.
     Event,
-    /// Its own timer, or that it was started.
+    /// Its own timer, or its start.
     Timer,
 }
 
 /// Why a vCPU leaves its processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// Its slice is over or somebody goes before it; it has more to do.
+    /// Its slice is over, or another vCPU preempts it; it has more to do.
     Preempted,
     /// It waits until it is woken.
     Blocked,
-    /// It has nothing to do that it knows of, and nobody will wake it: a periodic one comes again
-    /// at its deadline (VM jitter §III-A), others when somebody wakes them.
+    /// It knows of nothing to do, and no wake-up is pending. A periodic one runs again at its
+    /// deadline (VM jitter §III-A), others when they are woken.
     Yielded,
 }
 
-/// By which right a vCPU runs.
+/// The reason for which a vCPU runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// It is the driver domain's.
+    /// It belongs to the driver domain.
     Driver,
     /// Its deadline has come.
     Deadline,
-    /// It was first by credit.
+    /// It was first by credits.
     Credit,
 }
 
-/// Who runs now.
+/// A decision: the vCPU that runs now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Who.
+    /// The vCPU to run.
     pub vcpu: VcpuId,
-    /// For how long at most.
+    /// Maximum time to run.
     pub slice: Nanos,
-    /// Why.
+    /// Reason for the decision.
     pub lane: Lane,
 }
 
-/// A VM that was taken in.
+/// A VM that the scheduler has added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vm {
-    /// Its number; free again when it is removed.
+    /// Number of the VM; it is free again after removal.
     pub id: VmId,
     /// Its vCPUs, in the order of their processors.
     pub vcpus: Vec<VcpuId>,
 }
 
-/// A policy for virtual processors.
+/// A scheduling policy for virtual processors.
 pub trait VcpuScheduler {
-    /// Takes in a VM with a vCPU on each of `homes`, all blocked. Whether its deadline fits is
-    /// asked before ([`crate::admission`]). `None`: no number or processor is left for it.
+    /// Adds a VM with a vCPU on each of `homes`, all blocked. The caller has checked by
+    /// [`crate::admission`] that its deadline fits. `None` if no number or processor is left.
     fn add(&mut self, now: Nanos, contract: &Contract, homes: &[CpuId]) -> Option<Vm>;
 
-    /// Forgets a VM, none of whose vCPUs runs.
+    /// Removes a VM, none of whose vCPUs may be running.
     fn remove(&mut self, now: Nanos, vm: VmId);
 
-    /// A vCPU has something to do. The processor that should decide anew, if one should.
+    /// Reports that a vCPU has something to do. Returns the processor that should decide again, if
+    /// any.
     fn wake(&mut self, now: Nanos, vcpu: VcpuId, cause: Cause) -> Option<CpuId>;
 
-    /// What a vCPU used since it was last charged.
+    /// Charges a vCPU for the time that it used since the last charge.
     fn charge(&mut self, vcpu: VcpuId, ran: Nanos);
 
-    /// The one that ran on `cpu` leaves, charged before.
+    /// Reports that the running vCPU leaves `cpu`. It must have been charged before.
     fn leave(&mut self, now: Nanos, cpu: CpuId, how: Leave);
 
-    /// Who runs next on `cpu`, from which the last one left.
+    /// The vCPU that runs next on `cpu`, from which the last one has left.
     fn decide(&mut self, now: Nanos, cpu: CpuId) -> Option<Turn>;
 
-    /// Whether somebody on `cpu` is due who goes before the one that runs.
+    /// Whether a vCPU on `cpu` is due that goes before the running one.
     fn poll(&self, now: Nanos, cpu: CpuId) -> bool;
 
-    /// Every 10 ms on each processor, what runs charged before.
+    /// Called every 10 ms on each processor. The running vCPU must have been charged before.
     fn tick(&mut self, now: Nanos, cpu: CpuId);
 
-    /// Every 30 ms: credits are handed out. Processors that should decide anew.
+    /// Called every 30 ms to hand out credits. Returns the processors that should decide again.
     fn account(&mut self, now: Nanos) -> Vec<CpuId>;
 }
 

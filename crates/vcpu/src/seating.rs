@@ -1,4 +1,4 @@
-//! Which vCPU goes to which processor, and whose deadline is kept there.
+//! Seating: the processor of each vCPU, and whether its deadline is kept there.
 
 use penstock_units::CpuId;
 
@@ -7,40 +7,39 @@ use crate::admission::{Claim, Limits, Refusal, WHOLE_PPM, admit};
 use crate::placement::{Guest, PlacementError, place};
 use crate::reservation::Taken;
 
-/// A VM that is there.
+/// A VM that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
-    /// What was asked for.
+    /// The parameters that it asked for.
     pub contract: Contract,
-    /// How many vCPUs it has.
+    /// Number of its vCPUs.
     pub vcpus: u16,
 }
 
-/// Where a VM's vCPUs go.
+/// Result for one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seated {
-    /// What is kept.
+    /// The parameters that are kept.
     pub contract: Contract,
-    /// Why it is less than what was asked for, with the remedy.
+    /// Why they are less than asked for, with the remedy.
     pub problem: Option<String>,
-    /// For each vCPU its processor and, in millionths, its share of that and its weight in parts
-    /// of the average there.
+    /// Place of each vCPU.
     pub vcpus: Vec<Place>,
 }
 
-/// Where a vCPU goes.
+/// Place of one vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The processor.
+    /// Number of the processor.
     pub cpu: u32,
-    /// Its part of it when all have work, of what is not reserved.
+    /// Share of the processor's unreserved time when all have work, in millionths.
     pub share_ppm: u64,
-    /// Its weight in parts of the average there.
+    /// Weight in millionths of the average there.
     pub base_ppm: u64,
 }
 
-/// Places all, on `cpus`, of which `taken` is reserved for VMs that are not placed. A VM whose
-/// deadline cannot be kept has none, and is told why; it runs all the same, by its weight.
+/// Places all VMs on `cpus`, of which `taken` is reserved for VMs that are not placed. A VM whose
+/// deadline cannot be kept gets none and a reason. It still runs, by its weight.
 #[must_use]
 pub fn seat(present: &[Present], cpus: &[u32], limits: Limits, taken: Taken) -> Vec<Seated> {
     let mut seated: Vec<Seated> = present
@@ -51,7 +50,7 @@ pub fn seat(present: &[Present], cpus: &[u32], limits: Limits, taken: Taken) -> 
     let unreserved = WHOLE_PPM.saturating_sub(taken.most_ppm);
     let limits = Limits { density_ppm: limits.density_ppm.min(unreserved) };
     let whole = WHOLE_PPM.saturating_sub(taken.mean_ppm);
-    // Each turn takes one deadline away, so this ends.
+    // Each iteration removes one deadline, so the loop ends.
     loop {
         let guests: Vec<Guest> = seated
             .iter()
@@ -67,7 +66,7 @@ pub fn seat(present: &[Present], cpus: &[u32], limits: Limits, taken: Taken) -> 
                 Err(refused) => refused,
             },
             Err(PlacementError::Refused { vm, cpu, reason }) => (vm, cpu, reason),
-            // No processors: the configuration has at least one.
+            // Without processors nothing is placed; the configuration has at least one.
             Err(_) => return seated,
         };
         let (vm, cpu, reason) = refused;
@@ -89,7 +88,7 @@ fn weight(guest: &Guest) -> u64 {
     u64::from(guest.contract.weight.get())
 }
 
-/// Weights of all vCPUs of a processor: how many, and their sum.
+/// Number and sum of the weights of all vCPUs of a processor.
 fn load(guests: &[Guest], homes: &[Vec<CpuId>], cpu: CpuId) -> (u64, u64) {
     let there = guests.iter().zip(homes).flat_map(|(guest, homes)| {
         homes.iter().filter(move |home| **home == cpu).map(move |_| weight(guest))
@@ -97,7 +96,7 @@ fn load(guests: &[Guest], homes: &[Vec<CpuId>], cpu: CpuId) -> (u64, u64) {
     there.fold((0, 0), |(count, sum), weight| (count + 1, sum + weight))
 }
 
-/// Asks for each processor again, with the shares there are on it.
+/// Checks each processor again, with the shares on it.
 fn check(
     guests: &[Guest],
     homes: &[Vec<CpuId>],
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_for_others_is_nobodys_share_and_no_place_for_deadlines() {
+    fn reserved_time_counts_neither_for_shares_nor_for_deadlines() {
         let reserved = |ppm| Taken { mean_ppm: ppm, most_ppm: ppm };
         let present = [periodic(3), hog(1), hog(2)];
         let seated = super::seat(&present, &[1], Limits::default(), reserved(200_000));
@@ -177,7 +176,7 @@ mod tests {
         let problem = seated[0].problem.clone().unwrap();
         assert!(problem.contains("a share of 12.50 %"), "{problem}");
         assert!(problem.contains("(up to 50 % of it is reserved for other VMs)"), "{problem}");
-        // All may come to be on one processor, although on average there is room.
+        // All reserved vCPUs may run on one processor, although on average there is room.
         let taken = Taken { mean_ppm: 450_000, most_ppm: 900_000 };
         let seated = super::seat(&[periodic(3), hog(1)], &[1, 2], Limits::default(), taken);
         assert!(seated[0].problem.clone().unwrap().contains("10.00 % are allowed"));
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_fit_runs_without_a_deadline_and_is_told_why() {
+    fn a_vm_that_does_not_fit_runs_without_a_deadline_and_gets_the_reason() {
         let mut present = vec![hog(1); 7];
         present.push(periodic(3));
         let seated = seat(&present, &[4], Limits::default());
@@ -202,7 +201,7 @@ mod tests {
         assert!(problem.contains("give it more weight, or a deadline of 3.5 ms"), "{problem}");
         assert_eq!(seated[7].contract, Contract::by_credit(Weight::ONE));
         assert_eq!(seated[7].vcpus[0].share_ppm, 125_000);
-        // Two processors: there is room.
+        // On two processors there is room.
         assert_eq!(seat(&present, &[4, 5], Limits::default())[7].problem, None);
         assert!(seat(&[], &[1], Limits::default()).is_empty());
     }

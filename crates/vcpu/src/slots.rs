@@ -1,58 +1,69 @@
-//! A place in time for every deadline of a processor, so that none is missed.
+//! Time slots for the deadlines of a processor, so that none is missed.
 //!
-//! **Problem.** Each of several vCPUs must run for a slice S within D of when it last ran. Run in
-//! the order of their deadlines, each as late as it may, they come to be due together: of D = 0.5,
-//! 1.5 and 1.5 ms with S = 0.5 ms, which fit a processor exactly, two can be due in the slot in
-//! which the first is due again. **Source.** This is pinwheel scheduling: task i in every a_i
-//! consecutive slots, a_i = D_i / S + 1. R. Holte et al. (1989); M. Chan, F. Chin, "Schedulers for
-//! larger classes of pinwheel instances", Algorithmica 9 (1993): what needs at most 0.7 of the
-//! slots can be placed. The way here is theirs with one base.
+//! # Problem
+//! Each of several vCPUs must run for a slice S within D of when it last ran. If they run in the
+//! order of their deadlines, each as late as possible, several become due together. For example D =
+//! 0.5, 1.5 and 1.5 ms with S = 0.5 ms fit a processor exactly, but two can be due in the slot in
+//! which the first is due again.
 //!
-//! **Rule.** For a base x, every a_i is lowered to a period x * 2^k; periods of that form can be
-//! given disjoint residues if their parts add up to 1. Of the bases that fit, the one that takes
-//! fewest slots is used, of these the largest. A vCPU's own slots are those of its residue.
+//! # Source
+//! This is pinwheel scheduling: task i runs in every a_i consecutive slots, a_i = D_i / S + 1. R.
+//! Holte et al. (1989); M. Chan, F. Chin, \"Schedulers for larger classes of pinwheel instances\",
+//! Algorithmica 9 (1993): a set that needs at most 0.7 of the slots can be placed. This module uses
+//! their method with one base.
 //!
-//! **Example** (a test). Windows 2, 4 and 5: periods 2, 4, 4 and residues 0, 1, 3.
-//! **Departures.** The paper has deadlines and no test of what fits. **Cost.** O(shortest window x
-//! tasks), when a set changes.
+//! # Approach
+//! For a base x, every a_i is lowered to a period x * 2^k. Periods of that form can get disjoint
+//! residues if their parts add up to at most 1. Of the bases that fit, the one that takes the
+//! fewest slots is used, and of equal ones the largest. A vCPU's own slots are those of its
+//! residue.
+//!
+//! # Example
+//! Windows 2, 4 and 5 get periods 2, 4, 4 and residues 0, 1, 3. A test covers this.
+//!
+//! # Departures
+//! The paper on VM jitter has deadlines, but no test of what fits.
+//!
+//! # Cost
+//! O(shortest window x tasks) when a set changes.
 
 /// Slots that one task owns: those whose number is `phase` modulo `period`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residue {
-    /// Slots from one to the next; at least 1.
+    /// Distance between two slots, at least 1.
     pub period: u64,
-    /// Below the period.
+    /// Number of the first slot, below the period.
     pub phase: u64,
 }
 
 impl Residue {
-    /// Whether `slot` is its own.
+    /// Whether the task owns `slot`.
     #[must_use]
     pub const fn owns(&self, slot: u64) -> bool {
         slot % self.period == self.phase
     }
 
-    /// Its first slot from `slot` on.
+    /// The first own slot from `slot` on.
     #[must_use]
     pub const fn next(&self, slot: u64) -> u64 {
         slot + (self.phase + self.period - slot % self.period) % self.period
     }
 }
 
-/// How often `window` can be halved and is still at least `base`.
+/// How often `window` can be halved without falling below `base`.
 fn halvings(window: u64, base: u64) -> u32 {
     (window / base).checked_ilog2().unwrap_or(0)
 }
 
-/// What a base takes of all slots, in parts of `base << deepest`, if it fits.
+/// Part of all slots that a base takes, in units of 1 / (`base << deepest`), if it fits.
 fn taken(windows: &[u64], base: u64, deepest: u32) -> Option<u64> {
     let each = windows.iter().map(|w| 1_u64 << (deepest - halvings(*w, base)));
     let sum = each.fold(0, u64::saturating_add);
     (sum <= base << deepest).then_some(sum)
 }
 
-/// Own slots for tasks that must run once in every so many slots (1 to 2^20 each), in their order;
-/// `None` if they do not fit together.
+/// Own slots for tasks that must run once in every `windows[i]` slots (1 to 2^20 each), in their
+/// order. `None` if they do not fit together.
 #[must_use]
 pub fn layout(windows: &[u64]) -> Option<Vec<Residue>> {
     let (Some(&least), Some(&most)) = (windows.iter().min(), windows.iter().max()) else {
@@ -65,7 +76,7 @@ pub fn layout(windows: &[u64]) -> Option<Vec<Residue>> {
     for base in (1..=least).rev() {
         let deepest = halvings(most, base);
         let Some(sum) = taken(windows, base, deepest) else { continue };
-        // sum / (base << deepest), smaller than the best so far?
+        // Whether sum / (base << deepest) is smaller than the best so far.
         let smaller = best.is_none_or(|(sum_b, base_b, deepest_b)| {
             u128::from(sum) * u128::from(base_b << deepest_b)
                 < u128::from(sum_b) * u128::from(base << deepest)
@@ -86,8 +97,8 @@ fn place(windows: &[u64], base: u64) -> Vec<Residue> {
         (0..base).rev().map(|phase| Residue { period: base, phase }).collect();
     let mut placed = vec![Residue { period: 1, phase: 0 }; windows.len()];
     for at in order {
-        // Parts are used up from the end, where the smallest are: one is always there, because
-        // periods only grow and what is taken is at most all.
+        // Parts are taken from the end, where the smallest are. One is always there, because
+        // periods only grow and the parts taken are at most the whole.
         let Some(mut part) = free.pop() else { break };
         while part.period < period(windows[at]) {
             let half = Residue { period: part.period * 2, phase: part.phase + part.period };
@@ -99,9 +110,10 @@ fn place(windows: &[u64], base: u64) -> Vec<Residue> {
     placed
 }
 
-/// The fewest slots between two that each task takes, if each takes the latest that it may, among
-/// its own and those that nobody owns or has taken: what others own in a row, and one that each of
-/// them may have taken besides, can bring it forward, to its own period at most.
+/// The fewest slots between two that each task takes, if it takes the latest possible ones. It
+/// chooses among its own slots and those that no other task owns or has taken. A row of slots that
+/// others own, and one more that each of them may have taken, can bring it forward, at most to its
+/// own period.
 #[must_use]
 pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
     let cycle = residues.iter().map(|residue| residue.period).max().unwrap_or(1);
@@ -110,7 +122,7 @@ pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
         let taken =
             |slot: u64| residues.iter().enumerate().any(|(other, r)| other != at && r.owns(slot));
         let (mut run, mut longest) = (0, 0);
-        // Twice around, for a row that goes over the end.
+        // Twice around, for a row that crosses the end.
         for slot in 0..2 * cycle {
             run = if taken(slot) { run + 1 } else { 0 };
             longest = longest.max(run);
@@ -125,7 +137,7 @@ pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    /// Over the longest period, no slot has two owners.
+    /// Whether no slot has two owners, over the longest period.
     fn disjoint(residues: &[Residue]) -> bool {
         let all = residues.iter().map(|r| r.period).max().unwrap_or(1);
         (0..all).all(|slot| residues.iter().filter(|r| r.owns(slot)).count() <= 1)
@@ -153,7 +165,7 @@ mod tests {
         let gaps = |windows: &[u64]| shortest_gaps(windows, &layout(windows).unwrap());
         assert_eq!(gaps(&[7]), [7]);
         assert_eq!(gaps(&[7, 7]), [7, 7]);
-        // Own periods 7 and 7; one slot is the other's own, one it may have taken.
+        // Own periods 7 and 7. One slot is the other's own, one the other may have taken.
         assert_eq!(gaps(&[7, 11]), [7, 9]);
         // Own periods 3 and 6.
         assert_eq!(gaps(&[3, 7]), [3, 6]);

@@ -1,5 +1,5 @@
-//! What an operator writes of virtual processors: `[vcpu]` and `[[vm]]`, the same in a host's file
-//! and in one of `penstock vcpu run` alone.
+//! Configuration of virtual processors by an operator: the tables `[vcpu]` and `[[vm]]`. A host's
+//! file and one of `penstock vcpu run` have the same tables.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,13 +12,14 @@ use crate::admission::{DEADLINE_MAX, DEADLINE_MIN, Limits};
 use crate::reservation::{RUNTIME_MIN, Reserve};
 use crate::{Contract, Mode};
 
-/// Where a scheduler keeps its files unless told otherwise; a tmpfs.
+/// Default run directory of a scheduler; on a tmpfs.
 pub const RUN_DIR: &str = "/run/penstock/vcpu";
-/// Most processors of a scheduler: for so many there is room beside a bell ([`crate::bells`]).
+/// Maximum number of processors of a scheduler, limited by the bytes beside a bell
+/// ([`crate::bells`]).
 pub const CPUS_MAX: usize = crate::bells::THREADS_MAX;
-/// Most vCPUs of a VM.
+/// Maximum number of vCPUs of a VM.
 pub const VCPUS_MAX: u16 = 64;
-/// Percent of a processor that slices of deadlines may take unless told otherwise.
+/// Default percent of a processor that slices of deadlines may take.
 pub const DEADLINES_MAX: u64 = 70;
 
 /// `[vcpu]`: the processors on which the vCPUs of the `[[vm]]` tables are scheduled.
@@ -112,11 +113,11 @@ const fn is_none(mode: &VcpuMode) -> bool {
 /// How a VM's threads are found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// By its process.
+    /// By the id of its process.
     Pid(u32),
-    /// By a cgroup, which only this VM is in.
+    /// By a cgroup that contains only this VM.
     Cgroup(PathBuf),
-    /// By its command line, with `*` for anything.
+    /// By its command line, with `*` for any text.
     Process(String),
     /// By its name in libvirt.
     Domain(String),
@@ -125,11 +126,11 @@ pub enum Source {
 /// A mistake in a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// The key that is wrong, or missing.
+    /// The key that is wrong or missing.
     pub key: &'static str,
     /// What is wrong.
     pub problem: String,
-    /// What to do.
+    /// How to correct it.
     pub remedy: String,
 }
 
@@ -140,19 +141,19 @@ impl fmt::Display for Mistake {
 }
 
 impl VcpuSection {
-    /// Where the scheduler's files are.
+    /// Run directory of the scheduler.
     #[must_use]
     pub fn run_dir(&self) -> PathBuf {
         self.run_dir.clone().unwrap_or_else(|| PathBuf::from(RUN_DIR))
     }
 
-    /// How much of a processor slices of deadlines may take.
+    /// Limits on the deadlines of a processor.
     #[must_use]
     pub fn limits(&self) -> Limits {
         Limits { density_ppm: self.deadlines_max.unwrap_or(DEADLINES_MAX) * 10_000 }
     }
 
-    /// All that is wrong with it.
+    /// All mistakes in the section.
     #[must_use]
     pub fn mistakes(&self) -> Vec<Mistake> {
         let mut wrong = Vec::new();
@@ -180,7 +181,7 @@ impl VcpuSection {
 }
 
 impl VmTable {
-    /// Where its threads are; `None` if nothing says so, or several.
+    /// How its threads are found; `None` if no key or several keys say so.
     #[must_use]
     pub fn source(&self) -> Option<Source> {
         let all = [
@@ -193,7 +194,7 @@ impl VmTable {
         said.next().filter(|_| said.next().is_none())
     }
 
-    /// How many vCPUs it is planned with.
+    /// Number of vCPUs with which it is planned.
     #[must_use]
     pub fn vcpus(&self) -> u16 {
         self.vcpus.unwrap_or(1)
@@ -207,7 +208,7 @@ impl VmTable {
         duration(text?).filter(|time| (least..=DEADLINE_MAX).contains(time))
     }
 
-    /// What it was promised, of a table without [`Self::mistakes`].
+    /// Its scheduling parameters. The table must have no [`Self::mistakes`].
     #[must_use]
     pub fn contract(&self) -> Option<Contract> {
         let weight = Weight::new(self.vcpu_weight.unwrap_or(1)).ok()?;
@@ -224,7 +225,7 @@ impl VmTable {
         Some(Contract { io_reserve_pct, ..Contract::real_time(mode, deadline, weight) })
     }
 
-    /// What is reserved for it, of a table without [`Self::mistakes`].
+    /// Its requested reservation. The table must have no [`Self::mistakes`].
     #[must_use]
     pub fn reserve(&self) -> Option<Reserve> {
         let period = Self::read(self.deadline.as_ref(), DEADLINE_MIN)?;
@@ -233,7 +234,7 @@ impl VmTable {
         (self.vcpu_mode == VcpuMode::Reserved).then_some(Reserve { runtime, period, reclaim })
     }
 
-    /// All that is wrong with it.
+    /// All mistakes in the table.
     #[must_use]
     pub fn mistakes(&self) -> Vec<Mistake> {
         let mut wrong = Vec::new();
@@ -304,7 +305,7 @@ impl VmTable {
     }
 }
 
-/// `3 ms`, `0.5ms`, `800 us`, `1 s`.
+/// Parses a duration such as `3 ms`, `0.5ms`, `800 us`, `1 s`.
 #[must_use]
 pub fn duration(text: &str) -> Option<Nanos> {
     let text = text.trim();

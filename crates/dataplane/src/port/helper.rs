@@ -16,7 +16,7 @@
 //! # Refused requests
 //! The helper answers `EINVAL` to:
 //!
-//! - any kind of descriptor except the three of [`Kind`];
+//! - any kind of descriptor except the three of `Kind`;
 //! - a namespace that is not a plain name, which it looks up in `/run/netns`;
 //! - a change of owner to root, or of a file that is not a socket in a file system, or does not
 //!   belong to the asking user;

@@ -1,34 +1,48 @@
-//! The boost actuator: a real-time thread on each scheduled processor that lends `SCHED_FIFO`.
+//! The boost actuator: a real-time thread on each scheduled processor, which lends `SCHED_FIFO`.
 //!
-//! **Problem.** The kernel's fair class divides a processor well and lets a vCPU wait for 20 ms
-//! beside five others. **Source.** VM jitter §III-A; measured, `docs/vcpu.md`. **Quantities.** S:
-//! 0.5 ms, a slice and the time between polls. D: a vCPU's deadline.
+//! # Problem
+//! The kernel's fair class divides a processor well, but beside five others it lets a vCPU wait for
+//! 20 ms.
 //!
-//! **Rule.** At most every S, and whenever somebody is due or has something of ours:
-//! 1. what each vCPU with a deadline ran since the last poll, and since when it waits, is read and
-//!    charged; who was lent a slice and did not run has nothing to do;
-//! 2. what was lent before is taken back, and who is due ([`DoubleQueue::due`]) is lent a slice;
-//!    And while nobody is due, more to who goes on after its slice for an event and has a reserve;
-//! 3. every 10 ms an aperiodic vCPU that did not run is asked whether it has work; every 30 ms
-//!    those without deadlines are read too, of many some in each, credits are handed out and
-//!    weights follow them ([`crate::weight`]);
-//! 4. what the switch rang ([`crate::bells`]) is heard; a vCPU that something came for is lent to
-//!    at once if it can pay. Before the thread sleeps it leaves word that it wants to be woken.
+//! # Source
+//! VM jitter §III-A; measurements in `docs/vcpu.md`.
 //!
-//! Who is blocked and has credits or a reserve keeps a real-time policy (a standing lease), so that
-//! it runs at once when it is woken; once it ran for half a slice and goes on that is over. Its
-//! priority is below that of a slice: who is due never waits for it. Of two that are woken the
-//! second waits for the first, so while two have one both are looked at in every slot; who waits
-//! is owed a slice within its deadline. Where only one has one and does not use it for a tick it is
-//! looked at every tick only, as Xen ends a BOOST at ticks.
+//! # Quantities
+//! S is 0.5 ms: a slice, and the time between polls. D is a vCPU's deadline.
 //!
-//! A vCPU that the kernel refuses to lend to is tried again after 1 s, and then after twice as long
-//! each time, up to 64 s.
+//! # Approach
+//! At most every S, and whenever a vCPU is due or has a loan:
+//! 1. For each vCPU with a deadline, read how long it ran since the last poll and since when it
+//! waits, and charge it. A vCPU that was lent a slice and did not run has nothing to do.
+//! 2. Take back what was lent before, and lend a slice to the due vCPU ([`DoubleQueue::due`]).
+//! While none is due, lend more to a vCPU that continues after its slice for an event and has a
+//! reserve.
+//! 3. Every 10 ms, check whether an aperiodic vCPU that did not run has work. Every 30 ms, also
+//! read the vCPUs without deadlines (of many, a part each time), hand out credits, and set weights
+//! by them ([`crate::weight`]).
+//! 4. Read which bells the switch rang ([`crate::bells`]). A vCPU for which frames arrived is lent
+//! to at once if it can pay. Before the thread sleeps it asks to be woken.
 //!
-//! A poll that comes late by more than half a slice found the processor taken by others below, and
-//! so did the vCPU that was lent to, whatever the kernel says it ran: its slice is lent anew.
+//! # Standing leases
+//! A blocked vCPU with credits or a reserve keeps a real-time policy (a standing lease), so that it
+//! runs at once when it is woken. The lease ends after the vCPU ran for half a slice and continues.
+//! Its priority is below that of a slice, so a due vCPU never waits for it. Of two that are woken,
+//! the second waits for the first. While two have a standing lease, both are thus examined in every
+//! slot, and the one that waits is owed a slice within its deadline. A single one that is unused
+//! for a tick is examined only every tick, as Xen ends a BOOST at ticks.
 //!
-//! **Departures.** What wakes a blocked vCPU is not known, so all counts as an event. **Cost.** One
+//! # Refusals and delays
+//! If the kernel refuses to lend to a vCPU, the thread retries after 1 s, and then after twice as
+//! long each time, up to 64 s. If a poll comes late by more than half a slice, others below took
+//! the processor, from the vCPU with the loan too, whatever the kernel says it ran. Its slice is
+//! lent again.
+//!
+//! # Departures
+//! The event that wakes a blocked vCPU is unknown, so every wake-up counts as an event.
+//!
+//! # Cost
+//! One wake-up and O(vCPUs with deadlines) reads of a file in procfs each poll; two polls for each
+//! slice that is lent.
 //! wake-up and O(vCPUs with deadlines) reads of a file in procfs each poll; two polls for each
 //! slice that is lent.
 
@@ -61,18 +75,18 @@ use seat::{Seat, Sitter, Tally};
 
 /// Priority of a scheduling thread: above what it lends, below the watchdog.
 pub const PRIORITY: u8 = 90;
-/// Between two reports.
+/// Time between two reports.
 pub const REPORT: Nanos = Nanos::from_secs(1);
 
-/// The one processor of a scheduling thread, as its queue numbers it.
+/// The single processor of a scheduling thread, as its queue numbers it.
 const CPU: CpuId = CpuId(0);
-/// Waits that a report has room for; two turns for each poll are the most there can be.
+/// Number of waits for which a report has room; there are at most two turns for each poll.
 const WAITS: usize = 8_192;
 
-/// What a scheduling thread is told.
+/// An order to a scheduling thread.
 #[derive(Debug)]
 pub enum Order {
-    /// These are the vCPUs from now on; who gives the order hears when it is done.
+    /// Schedule these vCPUs from now on, and confirm when it is done.
     Seats(Vec<Seat>, SyncSender<()>),
     /// These VMs have bells.
     Bells(Arc<Bells>, Vec<(String, Bell)>),
@@ -80,25 +94,25 @@ pub enum Order {
     Stop,
 }
 
-/// What a scheduling thread wants to be logged.
+/// An event that a scheduling thread wants to be logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     /// A vCPU's thread has exited.
     Gone(Identity),
-    /// The kernel refused to lend to it, or to weigh it: why.
+    /// The kernel refused to lend to the thread or to weigh it, for this reason.
     Refused(Identity, String),
-    /// The kernel refused to lend to it: its cgroup has no real-time budget.
+    /// The kernel refused to lend to the thread, because its cgroup has no real-time budget.
     NoBudget(Identity),
-    /// The kernel refused to lend to it before, and does no longer.
+    /// The kernel accepts loans to the thread again, after a refusal.
     Accepted(Identity),
-    /// There is no room for it in the deadline queue.
+    /// The deadline queue has no room for the thread.
     NoRoom(Identity),
-    /// The thread stood still for so long; what it had lent was taken back meanwhile.
+    /// The scheduling thread stalled for this long, and its loans were taken back meanwhile.
     StoodStill(Nanos),
 }
 
 impl Note {
-    /// What it means that a thread cannot be read.
+    /// The note for a thread that cannot be read.
     fn lost(thread: Identity, error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) {
             return Self::Gone(thread);
@@ -111,91 +125,86 @@ impl Note {
     }
 }
 
-/// One vCPU in a report.
+/// State of one vCPU in a report.
 #[derive(Clone, Debug)]
 pub struct VcpuReport {
-    /// Who.
     pub thread: Identity,
-    /// Since it was taken in.
+    /// Numbers since it was added.
     pub tally: Tally,
-    /// Nanoseconds behind its share, or ahead of it below 0.
+    /// Nanoseconds behind its share; negative if it is ahead.
     pub credit: i64,
     /// Nanoseconds it may run for events although it is ahead.
     pub reserve: i64,
-    /// It waits for something.
+    /// Whether it waits for something.
     pub blocked: bool,
-    /// Its weight in millionths of the kernel's default.
+    /// Weight in millionths of the kernel's default.
     pub parts: u64,
 }
 
-/// What a scheduling thread did.
+/// Report of a scheduling thread.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Its processor.
     pub cpu: u32,
-    /// Since it began.
+    /// Time since the thread began.
     pub elapsed: Nanos,
-    /// Its own time on the processor.
+    /// The thread's own time on the processor.
     pub own: Nanos,
-    /// The part of it in which it did something, and did not go to sleep or wake.
+    /// The part of it in which it worked, without going to sleep and waking.
     pub work: Nanos,
-    /// Polls.
     pub polls: u64,
-    /// Slots that it came too late for.
+    /// Number of slots for which it came too late.
     pub skipped: u64,
-    /// Its vCPUs.
     pub vcpus: Vec<VcpuReport>,
-    /// Waits since the last report: whose, and how long.
+    /// Waits since the last report: the vCPU and the length.
     pub waits: Vec<(Identity, Nanos)>,
-    /// To be logged.
+    /// Events to be logged.
     pub notes: Vec<Note>,
 }
 
-/// What a scheduling thread is made of.
+/// Inputs of a scheduling thread.
 #[derive(Debug)]
 pub struct Parts {
-    /// Its number in the table of leases.
+    /// Number of the thread in the table of leases.
     pub at: usize,
-    /// Its processor.
     pub cpu: u32,
-    /// The table.
     pub table: Arc<LeaseTable>,
-    /// Whether anything may be lent: there is a watchdog.
+    /// Whether anything may be lent, that is, whether there is a watchdog.
     pub lending: Arc<AtomicBool>,
-    /// Where it is told what to do.
+    /// Receives the orders of the service.
     pub orders: Receiver<Order>,
-    /// Where its reports go; what does not fit is reported later.
+    /// Sends the reports. If the channel is full, they are sent later.
     pub reports: SyncSender<Report>,
-    /// Where it is told of events: a datagram is the name of a VM.
+    /// Receives events: a datagram is the name of a VM.
     pub events: UnixDatagram,
 }
 
-/// A scheduling thread.
+/// The state of a scheduling thread.
 #[derive(Debug)]
 pub struct Boost {
     parts: Parts,
     queue: DoubleQueue,
     sitters: Vec<Sitter>,
     began: Nanos,
-    /// How often the watchdog took back what was lent.
+    /// How often the watchdog has taken back what was lent.
     takings: u64,
-    /// When it was to poll next.
+    /// Time at which it was to poll next.
     due: Nanos,
-    /// The poll that is going on came late by more than half a slice.
+    /// Whether the present poll is late by more than half a slice.
     late: bool,
-    /// Since the last poll somebody ran by what it was lent.
+    /// Whether a vCPU ran on a loan since the last poll.
     kept: bool,
-    /// How long the last poll took.
+    /// Duration of the last poll.
     cost: Nanos,
     next_tick: Nanos,
     next_account: Nanos,
-    /// Epochs that ended.
+    /// Number of epochs that have ended.
     epochs: usize,
     next_report: Nanos,
     report: Report,
 }
 
-/// Tells the scheduling threads in `dir` that something came for a VM from outside.
+/// Reports to the scheduling threads in `dir` that an external event came for a VM. This starts the
+/// VM's deadline.
 ///
 /// # Errors
 /// No scheduler runs with this directory.
@@ -212,7 +221,7 @@ pub fn event(dir: &Path, vm: &str) -> io::Result<()> {
 }
 
 impl Boost {
-    /// Nothing is scheduled yet.
+    /// A thread without vCPUs.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let now = clock::now();
@@ -234,7 +243,7 @@ impl Boost {
         }
     }
 
-    /// Runs on its processor, with its policy, until it is told to stop.
+    /// Runs on its processor, with its policy, until it is ordered to stop.
     ///
     /// # Errors
     /// The kernel refuses the processor or the policy, or the table cannot be written.
@@ -270,14 +279,14 @@ impl Boost {
         }
     }
 
-    /// Until the next poll; who is told of an event meanwhile is lent to at once.
+    /// Waits until the next poll. A vCPU for which an event comes meanwhile is lent to at once.
     fn wait(&mut self, next: Nanos) {
         let mut asked = false;
         loop {
             let now = clock::now();
             if now >= next {
                 if !asked {
-                    // Late: what was told meanwhile must not wait until it is in time again.
+                    // The poll is late, and events must not wait until it is in time again.
                     self.events(now);
                 }
                 self.report.skipped += (now.0 - next.0) / SLICE.0;
@@ -286,11 +295,11 @@ impl Boost {
             let left = std::time::Duration::from_nanos(next.0 - now.0);
             let mut fds = [PollFd::new(self.parts.events.as_fd(), PollFlags::POLLIN)];
             asked = true;
-            // A signal only makes the wait begin anew.
+            // A signal only restarts the wait.
             if ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None).is_ok_and(|n| n > 0) {
                 let now = clock::now();
                 self.events(now);
-                // Who was lent to just now has to be looked at in the next slot.
+                // A vCPU that was just lent to must be examined in the next slot.
                 if self.next(now) < next {
                     return;
                 }
@@ -298,13 +307,13 @@ impl Boost {
         }
     }
 
-    /// Does as it is told; whether it goes on.
+    /// Executes pending orders. Returns false if the thread is to stop.
     fn obey(&mut self, now: Nanos) -> bool {
         loop {
             match self.parts.orders.try_recv() {
                 Ok(Order::Seats(seats, done)) => {
                     self.seat(now, seats);
-                    // Who gave the order may have stopped waiting.
+                    // The sender of the order may have stopped waiting.
                     let _ = done.try_send(());
                 }
                 Ok(Order::Bells(bells, names)) => self.give_ears(&bells, &names),
@@ -314,8 +323,8 @@ impl Boost {
         }
     }
 
-    /// Has these vCPUs and no others. Those that were there before go on with their accounts: who
-    /// used more than its share owes that still when another VM comes or goes.
+    /// Schedules exactly these vCPUs. Those that were there before keep their accounts, so a vCPU
+    /// that used more than its share still owes it when another VM comes or goes.
     fn seat(&mut self, now: Nanos, seats: Vec<Seat>) {
         let mut before = std::mem::take(&mut self.sitters);
         let by = u8::try_from(self.parts.at).unwrap_or(u8::MAX);
@@ -365,7 +374,7 @@ impl Boost {
                 sitter.ear = None;
                 continue;
             };
-            // What came since it was heard last must not be lost.
+            // A ring since the last look must not be lost.
             if !sitter.ear.as_ref().is_some_and(|ear| ear.is_of(bells, *bell)) {
                 sitter.ear = Some(Ear::new(Arc::clone(bells), *bell, self.parts.at));
             }

@@ -1,4 +1,4 @@
-//! One vCPU as a scheduling thread sees it.
+//! One vCPU from the point of view of a scheduling thread.
 
 use std::fs::File;
 use std::io;
@@ -18,44 +18,41 @@ use crate::schedstat::Schedstat;
 use crate::threads;
 use crate::weight::Weigher;
 
-/// Custom slice of a vCPU with a deadline: whenever the scheduling thread wakes, the fair class
-/// picks anew, and who has the shorter slice is picked sooner.
+/// Custom slice of a vCPU with a deadline. Whenever the scheduling thread wakes, the fair class
+/// picks again, and a thread with a shorter slice is picked sooner.
 const SHORT: Nanos = Nanos::from_micros(100);
 
-/// A vCPU and its terms on one processor.
+/// A vCPU with its parameters on one processor.
 #[derive(Clone, Debug)]
 pub struct Seat {
-    /// Name of its VM.
     pub vm: Arc<str>,
-    /// Its thread.
     pub thread: Identity,
-    /// Its entry in the table of leases.
+    /// Number of its entry in the table of leases.
     pub slot: usize,
-    /// How it was scheduled before.
+    /// Policy of the thread before it was managed.
     pub saved: Policy,
-    /// What its VM was promised; of a VM that was refused its deadline, what is left.
+    /// Parameters of its VM. If its deadline was refused, they have none.
     pub contract: Contract,
-    /// Its weight in millionths of the kernel's default.
+    /// Weight in millionths of the kernel's default.
     pub base_ppm: u64,
-    /// Its part of the processor when all have work.
+    /// Share of the processor when all have work, in millionths.
     pub share_ppm: u64,
-    /// By what its weight is set.
+    /// How its weight is set.
     pub weigher: Weigher,
 }
 
-/// What a vCPU has of a scheduling thread.
+/// The present loan of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lent {
-    /// Nothing.
     No,
-    /// A slice, since then.
+    /// A slice, lent at this time.
     Slice(Nanos),
-    /// It is blocked, and will run at once when it is woken.
+    /// A standing lease: the vCPU is blocked, and will run at once when it is woken.
     Standing,
 }
 
 impl Lent {
-    /// The real-time priority that goes with it.
+    /// The real-time priority of the loan.
     pub const fn priority(self) -> Option<u8> {
         match self {
             Self::No => None,
@@ -64,7 +61,7 @@ impl Lent {
         }
     }
 
-    /// Until when it is not taken back by others.
+    /// Time until which others do not take the loan back.
     pub const fn until(self) -> Nanos {
         match self {
             Self::No => Nanos(0),
@@ -74,34 +71,35 @@ impl Lent {
     }
 }
 
-/// Numbers of one vCPU since it was taken in.
+/// Numbers of one vCPU since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// It ran for so long.
+    /// Time that it ran.
     pub ran: Nanos,
-    /// Slices it was lent and used.
+    /// Number of slices that it was lent and used.
     pub boosts: u64,
-    /// Events that came for it.
+    /// Number of events that came for it.
     pub events: u64,
-    /// Waits longer than its deadline and two slices; of an aperiodic one, from an event on.
+    /// Number of waits longer than its deadline and two slices. For an aperiodic vCPU they count
+    /// from an event.
     pub missed: u64,
-    /// The longest wait for its processor.
+    /// Longest wait for its processor.
     pub longest: Nanos,
 }
 
-/// What happened since it was looked at last.
+/// Activity of a vCPU since the last look.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
-    /// It ran for so long.
+    /// Time that it ran.
     pub ran: Nanos,
-    /// It came to run, and had waited for so long; of several times, the mean.
+    /// If it came to run: how long it had waited before; of several times, the mean.
     pub waited: Option<Nanos>,
-    /// When it ran last, if it did: what is neither run nor finished waiting is the present wait.
-    /// A time too early if it was blocked meanwhile.
+    /// Time at which it last ran. Time that is neither running nor a finished wait counts as the
+    /// present wait, so the value is too early if the vCPU was blocked meanwhile.
     pub left: Nanos,
 }
 
-/// When one that was refused is tried again.
+/// Retry state after a refusal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refused {
     again: Nanos,
@@ -109,9 +107,9 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// After the first refusal.
+    /// Pause after the first refusal.
     const SOON: Nanos = Nanos::from_secs(1);
-    /// At the longest.
+    /// Longest pause.
     const LATE: Nanos = Nanos::from_secs(64);
 }
 
@@ -119,54 +117,54 @@ impl Refused {
 pub(crate) struct Sitter {
     pub seat: Seat,
     pub vcpu: VcpuId,
-    /// Number of the scheduling thread it sits at.
+    /// Number of its scheduling thread.
     by: u8,
     pub lent: Lent,
     pub tally: Tally,
-    /// Slices of its in a row of which it is not known whether it ran.
+    /// Number of its slices in a row of which it is unknown whether it ran.
     pub unsure: u8,
-    /// It ran in the slice that it has: that one is counted.
+    /// Whether it ran in the present slice, which is then counted.
     pub used: bool,
-    /// The core was told that it is blocked.
+    /// Whether the queue knows that it is blocked.
     pub blocked: bool,
-    /// It was woken, has a standing lease, and waits behind others that run by what they were lent.
+    /// Whether it was woken under a standing lease and waits behind others that run on loans.
     pub waits_behind: bool,
-    /// When a standing lease of it was used last.
+    /// Time at which its standing lease was last used.
     pub stood: Nanos,
-    /// An event came then, and it did not run since.
+    /// Time of an event since which it has not run.
     pub awaited: Option<Nanos>,
-    /// What the switch says of its VM, if that has a bell.
+    /// The view of its VM's bell, if there is one.
     pub ear: Option<Ear>,
-    /// Epochs since it was seen to run.
+    /// Epochs since it was last seen to run.
     pub idle: u8,
-    /// The kernel refused to lend to it, last time it was tried.
+    /// Whether the kernel refused the last loan, with the retry state.
     pub refused: Option<Refused>,
-    /// Last weight that was set.
+    /// The last weight that was set, in millionths.
     pub parts: u64,
-    /// It had work when that was set.
+    /// Whether it had work when the weight was set.
     weighed: bool,
     stat: File,
     state: File,
     last: Schedstat,
     looked: Nanos,
-    /// For how long it had been waiting then.
+    /// How long it had been waiting at the last look.
     waits: Nanos,
-    /// It ran at the last look.
+    /// Whether it ran at the last look.
     ran_on: bool,
     nice: i8,
-    /// [`policy::set`], or what a test has for it.
+    /// [`policy::set`], or a test's replacement for it.
     set: fn(u32, Policy) -> Result<(), PolicyError>,
 }
 
 impl Sitter {
-    /// Opens what is read at every poll.
+    /// Opens the files that each poll reads.
     pub fn new(seat: Seat, vcpu: VcpuId, by: u8) -> io::Result<Self> {
         let Identity { pid, tid, .. } = seat.thread;
         let task = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
         Self::open(&task, seat, (vcpu, by), clock::now(), policy::set)
     }
 
-    /// The same of a thread whose files are in the directory `task`.
+    /// The same for a thread whose files are in the directory `task`.
     pub fn open(
         task: &Path,
         seat: Seat,
@@ -206,11 +204,11 @@ impl Sitter {
         })
     }
 
-    /// The same thread on new terms. An event that it did not answer yet is not forgotten, nor how
-    /// far its bell was heard.
+    /// The same thread with new parameters. An unanswered event and the state of its bell are kept.
     pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
         let refused = None;
-        // Its cgroup may be weighed from now on, and not it: what was reckoned for it is over.
+        // From now on its cgroup may be weighed instead of the thread, so its own nice value is
+        // reset.
         let nice = match seat.weigher {
             Weigher::Nice => self.nice,
             Weigher::Group { .. } => nice_of(seat.saved),
@@ -219,12 +217,12 @@ impl Sitter {
         Self { seat, vcpu, ear, refused, nice, parts: 0, ..self }
     }
 
-    /// Whether the kernel took what was lent last, or may be asked again.
+    /// Whether the kernel accepted the last loan, or may be asked again.
     pub fn may_be_lent_to(&self, now: Nanos) -> bool {
         self.refused.is_none_or(|refused| now >= refused.again)
     }
 
-    /// The kernel refused to lend to it.
+    /// Records that the kernel refused a loan.
     pub fn refuse(&mut self, now: Nanos) {
         let twice = |before: Refused| Nanos(before.pause.0 * 2).min(Refused::LATE);
         let pause = self.refused.map_or(Refused::SOON, twice);
@@ -235,13 +233,14 @@ impl Sitter {
         self.seat.contract.mode.is_real_time()
     }
 
-    /// Only an event makes it due, and it is not known to be blocked: that has to be asked.
+    /// Whether only an event makes it due and it is not known to be blocked, so that its state must
+    /// be read.
     pub fn waits_for_events(&self) -> bool {
         self.seat.contract.mode == Mode::Aperiodic && !self.blocked
     }
 
-    /// Reads how long it ran until `now`. `own` is how long the scheduling thread itself kept it
-    /// from running.
+    /// Reads how long it ran until `now`. `own` is the time for which the scheduling thread itself
+    /// kept it from running.
     pub fn look(&mut self, now: Nanos, own: Nanos) -> io::Result<Seen> {
         let stat = Schedstat::read_from(&self.stat)?;
         let since = |new: std::time::Duration, old| {
@@ -250,14 +249,15 @@ impl Sitter {
         let (ran, waited) = (since(stat.ran, self.last.ran), since(stat.waited, self.last.waited));
         let turns = stat.turns - self.last.turns;
         let elapsed = now.saturating_sub(std::mem::replace(&mut self.looked, now));
-        // The kernel counts a wait when it ends, so the present one began before the last look, or
-        // else, if it ran since, after that.
+        // The kernel counts a wait when it ends. If the vCPU ran since the last look, the present
+        // wait began after it, otherwise before.
         let open = self.waits + elapsed;
         let waits = open.saturating_sub(ran).saturating_sub(waited);
         let most = if ran > Nanos(0) { elapsed.saturating_sub(ran) } else { open };
         self.waits = waits.min(most);
         let waits = self.waits;
-        // Who ran until the last look and went on after it did not wait for anybody but us.
+        // A vCPU that ran until the last look and continued afterwards waited only for the
+        // scheduling thread.
         let ours = u64::from(self.ran_on);
         let came = turns > ours || (turns > 0 && waited > own);
         let waited = came.then(|| Nanos(waited.0 / turns.saturating_sub(ours).max(1)));
@@ -266,7 +266,8 @@ impl Sitter {
         self.last = stat;
         if let Some(waited) = waited {
             self.tally.longest = self.tally.longest.max(waited);
-            // An aperiodic one has a deadline for events, and may wait for its turn else.
+            // An aperiodic vCPU has a deadline for events only, and may otherwise wait for its
+            // turn.
             let since = match self.seat.contract.mode {
                 Mode::Periodic => Some(waited),
                 Mode::Aperiodic => self.awaited.map(|at| now.saturating_sub(at + ran)),
@@ -281,9 +282,9 @@ impl Sitter {
         Ok(Seen { ran, waited, left: now.saturating_sub(waits) })
     }
 
-    /// Whether it has work: it runs or waits for a processor. `None`: it is gone.
+    /// Whether it runs or waits for a processor; `None` if it is gone.
     pub fn is_runnable(&self) -> Option<bool> {
-        // The state comes behind the name, which has at most 64 bytes.
+        // The state follows the name, which has at most 64 bytes.
         let mut bytes = [0; 128];
         let length = self.state.read_at(&mut bytes, 0).ok()?;
         match threads::state(&String::from_utf8_lossy(bytes.get(..length)?))? {
@@ -297,7 +298,7 @@ impl Sitter {
         table.put(slot, &Entry { thread, saved, by: self.by, until })
     }
 
-    /// Gives it a real-time policy.
+    /// Gives it the real-time policy of a loan.
     pub fn lend(&mut self, table: &LeaseTable, how: Lent) -> Result<(), PolicyError> {
         (self.used, self.waits_behind) = (false, false);
         let had = std::mem::replace(&mut self.lent, how);
@@ -305,7 +306,7 @@ impl Sitter {
             return Ok(());
         };
         let (tid, policy) = (self.seat.thread.tid, Policy::Fifo { priority });
-        // What stands nowhere nobody else could take back.
+        // Without an entry no other process could take the loan back.
         let entered = self.enter(table, how.until());
         let entered = entered.map_err(|source| PolicyError::Refused { tid, policy, source });
         entered.and_then(|()| (self.set)(tid, policy)).inspect_err(|_| {
@@ -314,23 +315,23 @@ impl Sitter {
         })
     }
 
-    /// It ran in what it was lent.
+    /// Counts the present slice, in which it ran.
     pub fn count_slice(&mut self) {
         self.tally.boosts += u64::from(!std::mem::replace(&mut self.used, true));
     }
 
-    /// Takes it back.
+    /// Takes the loan back.
     pub fn take_back(&mut self, table: &LeaseTable) -> Result<(), PolicyError> {
         if std::mem::replace(&mut self.lent, Lent::No) == Lent::No {
             return Ok(());
         }
         let done = (self.set)(self.seat.thread.tid, self.fair());
-        // One that says more than there is has the watchdog look once for nothing.
+        // An entry without a loan only causes an unnecessary look of the watchdog.
         let _ = self.enter(table, Nanos(0));
         done
     }
 
-    /// How it is scheduled while it has nothing of ours but its weight.
+    /// Its policy while it has no loan: fair, with its weight.
     fn fair(&self) -> Policy {
         match self.seat.saved {
             Policy::Fair { slice, .. } => {
@@ -341,7 +342,7 @@ impl Sitter {
         }
     }
 
-    /// Sets its weight, unless it has that one. The error is one of its cgroup.
+    /// Sets its weight, unless it has that one. An error concerns its cgroup.
     pub fn weigh(&mut self, parts: u64) -> io::Result<()> {
         let works = !self.blocked;
         if (parts, works) == (self.parts, self.weighed) {
@@ -350,30 +351,30 @@ impl Sitter {
         self.weighed = works;
         let first = std::mem::replace(&mut self.parts, parts) == 0;
         let Some(nice) = self.seat.weigher.apply(parts, works)? else { return Ok(()) };
-        // Who runs once in several epochs has a credit that goes up and down by what it runs then,
-        // and its weight would follow. What a step of nice leaves undone is in the next credits.
+        // A vCPU that runs once in several epochs has a credit that swings with each run, and its
+        // weight would follow. A step of nice that is left out shows in the next credits.
         if !first && !self.has_deadline() && nice.abs_diff(self.nice) <= 1 {
             return Ok(());
         }
         let changed = std::mem::replace(&mut self.nice, nice) != nice;
         if changed && self.lent == Lent::No {
-            // A thread that is gone by now is found out at the next look.
+            // The next look notices a thread that has gone.
             let _ = (self.set)(self.seat.thread.tid, self.fair());
         }
         Ok(())
     }
 
-    /// It is new, or the watchdog put it back as it was: nothing of ours holds.
+    /// Resets its state, because it is new or the watchdog has restored it.
     pub fn forget(&mut self, table: &LeaseTable) {
         (self.lent, self.waits_behind) = (Lent::No, false);
         self.parts = 0;
-        // What stands nowhere is not changed, but what was lent is taken back all the same.
+        // Without an entry the policy is not changed, but a loan is taken back all the same.
         let entered = self.enter(table, Nanos(0)).is_ok();
         let policy = if entered { self.fair() } else { self.seat.saved };
         let _ = (self.set)(self.seat.thread.tid, policy);
     }
 
-    /// Gives it back as it was found.
+    /// Restores its original policy.
     pub fn release(&mut self, table: &LeaseTable) {
         let _ = (self.set)(self.seat.thread.tid, self.seat.saved);
         let _ = table.clear(self.seat.slot, self.seat.thread);

@@ -1,5 +1,5 @@
-//! A scheduling thread that is told new lists of vCPUs. They are threads of this test, which wait;
-//! what they ran is told to the queue by the test.
+//! Tests of a scheduling thread that gets new lists of vCPUs. The vCPUs are waiting threads of this
+//! test, which reports their run times to the queue.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{channel, sync_channel};
@@ -62,7 +62,7 @@ pub(super) fn dir(name: &str) -> PathBuf {
     dir
 }
 
-/// One that lends nothing.
+/// A scheduling thread that lends nothing.
 pub(super) fn boost(dir: &Path, owner: Identity) -> Boost {
     Boost::new(Parts {
         at: 0,
@@ -88,25 +88,25 @@ fn a_vm_that_comes_or_goes_leaves_the_others_accounts_alone() {
     let periodic = Contract::real_time(Mode::Periodic, Nanos::from_millis(3), Weight::ONE);
     let at = |ms| Nanos::from_millis(ms);
     boost.seat(at(0), vec![all[0].seat(0, periodic), all[1].seat(1, by_credit)]);
-    // The first one ran all the time, the other one waited.
+    // The first vCPU ran all the time, and the other waited.
     boost.queue.ran(at(30), boost.sitters[0].vcpu, at(30));
     boost.queue.account(at(30));
     let before = credits(&boost);
     assert!(before[0] < -10_000_000 && before[1] > 10_000_000, "{before:?}");
     let due = boost.queue.next_due(CPU);
 
-    // One comes.
+    // A third one comes.
     let seats =
         vec![all[1].seat(1, by_credit), all[2].seat(2, by_credit), all[0].seat(0, periodic)];
     boost.seat(at(31), seats);
     assert_eq!(credits(&boost), [before[1], 0, before[0]]);
     assert_eq!(boost.queue.next_due(CPU), due, "nor is its deadline put off");
-    // It goes, and one gets other terms: what it owes it owes on these.
+    // It goes, and one of the others gets other parameters: it owes the same on these.
     let seats = vec![all[0].seat(0, Contract { weight: Weight::new(2).unwrap(), ..by_credit })];
     boost.seat(at(32), seats);
     assert_eq!(credits(&boost), [before[0]]);
     assert_eq!(boost.queue.next_due(CPU), None);
-    // What all that are left owe to one that went is owed to nobody.
+    // Debts to a vCPU that has gone disappear.
     for epoch in 0..20 {
         boost.queue.ran(at(60 + 30 * epoch), boost.sitters[0].vcpu, at(30));
         boost.queue.account(at(60 + 30 * epoch));

@@ -1,4 +1,4 @@
-//! What a scheduling thread does at one poll.
+//! The work of a scheduling thread at one poll.
 
 use std::io;
 
@@ -15,27 +15,26 @@ use crate::policy::PolicyError;
 use crate::watchdog::STALL;
 use crate::weight;
 
-/// Added to what a poll took, for going to the scheduling thread and back.
+/// Added to the duration of a poll, for switching to the scheduling thread and back.
 const SWITCH: Nanos = Nanos::from_micros(20);
-/// Who was lent a slice and ran for so long had it: the scheduling thread takes the rest.
-/// Going to a vCPU of KVM and back takes up to 80 us where virtualisation is nested.
+/// A vCPU that was lent a slice and ran this long has had it, because the scheduling thread takes
+/// the rest. Switching to a vCPU of KVM and back takes up to 80 us with nested virtualisation.
 const NEARLY: Nanos = Nanos(SLICE.0 * 3 / 5);
-/// Epochs without running after which a vCPU is asked whether it has work, where all are read in
-/// each.
+/// Epochs without running after which a vCPU's state is read, if all are read in each epoch.
 const PATIENCE: u8 = 3;
-/// Beside so many others a vCPU runs in every other epoch only.
+/// Beside this many others a vCPU runs only in every other epoch.
 const MANY: usize = 10;
-/// So often a slice is lent anew, of which it is not known whether anybody ran in it: who else is
-/// due waits so much longer, and for more than 1 ms beyond a deadline nobody should.
+/// How often a slice is lent again if it is unknown whether the vCPU ran in it. Other due vCPUs
+/// wait that much longer, and none should wait for more than 1 ms beyond its deadline.
 const UNSURE: u8 = 2;
-/// Who runs for so long between two polls does more than answer.
+/// A vCPU that runs this long between two polls does more than answer.
 const HALF: Nanos = Nanos(SLICE.0 / 2);
 
 impl Boost {
     pub(super) fn poll(&mut self, now: Nanos) {
         let still = now.saturating_sub(self.due);
         let takings = self.parts.table.takings(self.parts.at).unwrap_or(self.takings);
-        // The watchdog may have seen it stand still for longer than it did itself.
+        // The watchdog may have seen a longer stall than the thread itself did.
         if std::mem::replace(&mut self.takings, takings) != takings || still > STALL {
             self.report.notes.push(Note::StoodStill(still));
             for sitter in &mut self.sitters {
@@ -47,7 +46,7 @@ impl Boost {
         if tick {
             self.next_tick = now + CreditTerms::TICK;
         }
-        // Those without a deadline have nothing but their share, and that is reckoned by epochs.
+        // vCPUs without a deadline only have their share, which is computed by epochs.
         let (others, turns) = (now >= self.next_account, self.turns_of_others());
         let own = self.cost + SWITCH;
         let mut at = 0;
@@ -71,11 +70,11 @@ impl Boost {
         }
         self.lend_and_take(now);
         if now.saturating_sub(self.next_account) > CreditTerms::EPOCH {
-            // New, or stood still: what was not handed out then is not owed.
+            // The thread is new or stalled. Credits that were not handed out then are not owed.
             self.next_account = now;
         }
         if now >= self.next_account {
-            // On average exactly once in an epoch, however late each is.
+            // On average exactly one step per epoch, even if each is late.
             self.next_account += CreditTerms::EPOCH;
             self.epochs = self.epochs.wrapping_add(1);
             self.account(now);
@@ -86,12 +85,13 @@ impl Boost {
         self.late = false;
     }
 
-    /// In so many epochs all without a deadline are read: of many, none runs much in one.
+    /// In this many epochs all vCPUs without a deadline are read: if there are many, none runs much
+    /// in one epoch.
     fn turns_of_others(&self) -> usize {
         1 + self.sitters.len() / MANY
     }
 
-    /// A thread that cannot be read any more has exited.
+    /// Removes a vCPU whose thread cannot be read any more, because it has exited.
     fn drop_out(&mut self, now: Nanos, at: usize, error: &io::Error) {
         let mut sitter = self.sitters.swap_remove(at);
         sitter.release(&self.parts.table);
@@ -101,7 +101,7 @@ impl Boost {
         self.report.notes.push(Note::lost(sitter.seat.thread, error));
     }
 
-    /// Tells the queue what a vCPU did since the last poll.
+    /// Reports to the queue what a vCPU did since the last poll.
     fn saw(&mut self, now: Nanos, at: usize, seen: Seen, tick: bool) {
         let late = self.late;
         let (sitter, queue) = (&mut self.sitters[at], &mut self.queue);
@@ -114,7 +114,7 @@ impl Boost {
         self.kept |= sitter.lent != Lent::No && seen.ran > Nanos(0);
         match sitter.lent {
             Lent::Slice(since) if seen.ran == Nanos(0) => {
-                // It goes before all others and did not run: most likely it has nothing to do.
+                // It goes before all others and did not run, so most likely it has nothing to do.
                 if now.saturating_sub(since) >= HALF && ask(now, queue, sitter) {
                     sitter.lent = Lent::Standing;
                 }
@@ -122,8 +122,9 @@ impl Boost {
             Lent::Slice(_) => {
                 sitter.count_slice();
                 if late && sitter.unsure < UNSURE {
-                    // A hypervisor below took the processor, or guests enter it slowly: who lends
-                    // is late as well, and the kernel counts as run what was no turn.
+                    // A hypervisor below took the processor, or guests enter it slowly. The
+                    // scheduling thread is late as well, and the kernel counts time as run in which
+                    // the vCPU had no turn.
                     sitter.unsure += 1;
                     queue.stood(vcpu, seen.ran);
                 } else {
@@ -138,12 +139,12 @@ impl Boost {
                 queue.wake(now, vcpu, Cause::Event);
                 (sitter.blocked, sitter.waits_behind) = (false, false);
                 ran(queue, sitter, seen);
-                // It may have answered several times since it was looked at last.
+                // It may have answered several times since the last look.
                 if seen.ran < HALF || sitter.is_runnable() == Some(false) {
                     queue.blocked(now, vcpu);
                     sitter.blocked = true;
                 }
-                // Else it is taken back below, unless it is due.
+                // Otherwise the loan is taken back below, unless the vCPU is due.
             }
             Lent::No if seen.ran > Nanos(0) => {
                 if std::mem::take(&mut sitter.blocked) {
@@ -152,7 +153,7 @@ impl Boost {
                 ran(queue, sitter, seen);
             }
             Lent::No => {
-                // A periodic one is asked when it does not use its next slice.
+                // A periodic vCPU is checked when it does not use its next slice.
                 if tick && sitter.waits_for_events() {
                     ask(now, queue, sitter);
                 }
@@ -160,8 +161,8 @@ impl Boost {
         }
     }
 
-    /// Somebody ran by what it was lent. Whoever has a standing lease and was woken meanwhile waits
-    /// behind that one, and perhaps behind more: it is owed a slice within its deadline.
+    /// Called after a vCPU ran on a loan. A vCPU with a standing lease that was woken meanwhile
+    /// waits behind that one, and perhaps behind more. It is owed a slice within its deadline.
     fn owe_behind(&mut self, now: Nanos) {
         for sitter in &mut self.sitters {
             let stands = sitter.lent == Lent::Standing && sitter.blocked && sitter.stood != now;
@@ -183,7 +184,7 @@ impl Boost {
                 (sitter.blocked || sitter.waits_behind) && may && stands(now, &self.queue, sitter);
             let done = match sitter.lent {
                 _ if stays => sitter.lend(&self.parts.table, Lent::Slice(now)),
-                // Lent for an event a moment ago, and nobody else is due.
+                // Lent for an event a moment ago, while no other vCPU is due.
                 Lent::Slice(since) if due.is_none() && now.saturating_sub(since) < HALF => Ok(()),
                 Lent::Slice(_) => sitter.take_back(&self.parts.table),
                 Lent::Standing if !lending || !stands => sitter.take_back(&self.parts.table),
@@ -194,18 +195,18 @@ impl Boost {
         }
     }
 
-    /// Who had a slice for an event that was not enough.
+    /// The vCPU whose slice for an event was not enough.
     fn goes_on(&self, now: Nanos) -> Option<VcpuId> {
         let goes_on = |it: &&Sitter| it.may_be_lent_to(now) && self.queue.goes_on(it.vcpu);
         self.sitters.iter().find(goes_on).map(|sitter| sitter.vcpu)
     }
 
-    /// Notes that the kernel refused to lend, or that it does no longer.
+    /// Records the kernel's answer to a loan.
     fn lent(&mut self, now: Nanos, at: usize, done: Result<(), PolicyError>) {
         let sitter = &mut self.sitters[at];
         let thread = sitter.seat.thread;
         match done {
-            // One that is gone is found out at the next look.
+            // The next look notices a thread that has gone.
             Err(PolicyError::Gone { .. }) => {}
             Err(error) => {
                 sitter.refuse(now);
@@ -222,15 +223,15 @@ impl Boost {
         }
     }
 
-    /// When there is something to do next. Who has something of ours is looked at in the next slot.
+    /// Time at which there is something to do next. vCPUs with loans are examined in the next slot.
     pub(super) fn next(&self, now: Nanos) -> Nanos {
         let slot = Nanos((now.0 / SLICE.0 + 1) * SLICE.0);
         let stand = |sitter: &&Sitter| sitter.lent == Lent::Standing;
         let beside = self.sitters.iter().filter(stand).count() > 1;
         let watched = |sitter: &Sitter| match sitter.lent {
             Lent::Slice(_) => true,
-            // Where all is quiet looking costs more than a tick of it would take from others, but
-            // another one that is woken must not wait for that.
+            // If all is quiet, a look costs more than the tick of time that a vCPU could take from
+            // others. But another one that is woken must not wait for it.
             Lent::Standing => beside || now.saturating_sub(sitter.stood) < CreditTerms::TICK,
             Lent::No => false,
         };
@@ -241,11 +242,13 @@ impl Boost {
         };
         let due = match self.queue.next_due(CPU) {
             _ if self.sitters.iter().any(watched) => slot,
-            // That can wait for the next slice: waking costs more than what is done then.
+            // A due slice at a later time can wait for that poll, because waking costs more than
+            // the work.
             Some(due) if self.may_lend() => due.min(quiet + CreditTerms::TICK),
             _ => quiet,
         };
-        // Who is blocked and cannot pay gets a standing lease then, and not at a tick after it.
+        // A blocked vCPU that cannot pay gets its standing lease at that time, and not at a tick
+        // after it.
         let stands = |sitter: &Sitter| {
             let contract = &sitter.seat.contract;
             let waits = sitter.blocked && sitter.lent == Lent::No && sitter.may_be_lent_to(now);
@@ -255,14 +258,14 @@ impl Boost {
         stands.filter(|_| self.may_lend()).map_or(due, |stands| stands.min(due)).max(slot)
     }
 
-    /// Hands out credits, and has weights follow them.
+    /// Hands out credits, and sets weights by them.
     fn account(&mut self, now: Nanos) {
         let turns = u8::try_from(self.turns_of_others()).unwrap_or(u8::MAX);
-        // What is counted must be able to exceed it.
+        // The counter must be able to exceed the limit.
         let patience = PATIENCE.saturating_mul(turns).min(u8::MAX - 1);
         for sitter in &mut self.sitters {
-            // Of many that have work each runs in one of several epochs only, and asking costs more
-            // than all else that is done for it.
+            // Of many vCPUs with work, each runs in one of several epochs only. Reading its state
+            // costs more than all else that is done for it.
             sitter.idle = sitter.idle.saturating_add(1);
             if sitter.idle > patience && !sitter.blocked && !ask(now, &mut self.queue, sitter) {
                 sitter.idle = 0;
@@ -282,33 +285,33 @@ impl Boost {
         }
     }
 
-    /// Reads of which VMs something came, and lends to those at once that compute and can pay.
+    /// Reads for which VMs events came, and lends at once to those that compute and can pay.
     pub(super) fn events(&mut self, now: Nanos) {
         let mut name = [0; 256];
-        // As many as can be sent between two polls must not keep it from polling.
+        // Bounded, so that a stream of datagrams cannot keep the thread from polling.
         for _ in 0..64 {
             let Ok(length) = self.parts.events.recv(&mut name) else { return };
             let named = |at: &usize| self.sitters[*at].seat.vm.as_bytes() == &name[..length];
             let whose: Vec<usize> = (0..self.sitters.len()).filter(named).collect();
-            // From behind: one that is gone is replaced by the last.
+            // In reverse order, because the last vCPU replaces one that has gone.
             for at in whose.into_iter().rev() {
-                // The bell that woke us says the same.
+                // The bell that woke the thread reports the same event.
                 let _ = self.sitters[at].ear.as_mut().is_some_and(Ear::hear);
                 self.event(now, at);
             }
         }
     }
 
-    /// Hears what the switch rang, and leaves word with it where that may be acted on.
+    /// Reads which bells were rung, and asks to be woken for those that may be acted on.
     pub(super) fn listen(&mut self, now: Nanos) {
         let waits = self.may_lend() && self.sitters.len() > 1;
-        // From behind: one that is gone is replaced by the last.
+        // In reverse order, because the last vCPU replaces one that has gone.
         for at in (0..self.sitters.len()).rev() {
             if self.sitters[at].ear.as_mut().is_some_and(Ear::hear) {
                 self.event(now, at);
             }
             let Some(sitter) = self.sitters.get_mut(at) else { continue };
-            // One event is enough, and who has something of ours runs for it.
+            // One event is enough, and a vCPU with a loan already runs for it.
             let wants = waits && sitter.lent == Lent::No && sitter.awaited.is_none();
             if wants && sitter.may_be_lent_to(now) && sitter.ear.as_mut().is_some_and(Ear::summon) {
                 self.event(now, at);
@@ -316,12 +319,12 @@ impl Boost {
         }
     }
 
-    /// Something came for one vCPU.
+    /// Handles an event for one vCPU.
     fn event(&mut self, now: Nanos, at: usize) {
         let own = self.cost + SWITCH;
         let sitter = &mut self.sitters[at];
         sitter.tally.events += 1;
-        // Who is blocked and has a standing lease runs for it by itself.
+        // A blocked vCPU with a standing lease runs by itself.
         if sitter.seat.contract.mode == Mode::None || sitter.lent == Lent::Standing {
             return;
         }
@@ -335,7 +338,8 @@ impl Boost {
         self.queue.wake(now, sitter.vcpu, Cause::Event);
         sitter.blocked = false;
         sitter.awaited.get_or_insert(now);
-        // Who has a slice is owed another one, in case that it ends before this event is seen to.
+        // A vCPU with a slice is owed another one, in case the slice ends before the event is
+        // handled.
         let may = lending && sitter.may_be_lent_to(now);
         if sitter.lent == Lent::No && may && pays(&self.queue, sitter.vcpu) {
             let done = sitter.lend(&self.parts.table, Lent::Slice(now));
@@ -349,8 +353,8 @@ fn pays(queue: &DoubleQueue, vcpu: VcpuId) -> bool {
     queue.book().class(vcpu) != Class::Over || queue.book().reserve(vcpu) > 0
 }
 
-/// Whether one that is blocked may run at once when it is woken: if it can pay, and a periodic one
-/// that cannot once in its deadline, which was admitted because its share pays for that.
+/// Whether a blocked vCPU may run at once when it is woken: if it can pay. A periodic one that
+/// cannot may do so once in its deadline, because its share paid for that at admission.
 fn stands(now: Nanos, queue: &DoubleQueue, sitter: &Sitter) -> bool {
     let contract = &sitter.seat.contract;
     let again = sitter.stood + contract.deadline;
@@ -366,7 +370,7 @@ fn ran(queue: &mut DoubleQueue, sitter: &Sitter, Seen { ran, left, .. }: Seen) {
     }
 }
 
-/// Whether it has no work: asked of the kernel, and told to the queue.
+/// Whether it has no work according to the kernel; the queue is told.
 fn ask(now: Nanos, queue: &mut DoubleQueue, sitter: &mut Sitter) -> bool {
     let blocked = sitter.is_runnable() == Some(false);
     if blocked {

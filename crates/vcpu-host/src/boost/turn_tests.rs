@@ -1,5 +1,6 @@
-//! Polls over a simulated processor: it runs threads as Linux would, by what the scheduling thread
-//! lends, and writes the files that the scheduling thread reads. No thread is real, nor is time.
+//! Polls over a simulated processor. It runs threads as Linux would, by the loans of the scheduling
+//! thread, and writes the files that the scheduling thread reads. Neither threads nor time are
+//! real.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -20,13 +21,13 @@ use crate::weight::Weigher;
 
 /// One step of the processor.
 const STEP: Nanos = Nanos::from_micros(50);
-/// How long the fair class lets one run before the next.
+/// Time that the fair class lets a thread run before the next.
 const FAIR: Nanos = Nanos::from_millis(3);
 const MS: u64 = 1_000_000;
 const BEGIN: Nanos = Nanos::from_secs(1_000);
 
-/// What a thread does, again and again: it sleeps for so long, and then it has so much to do. One
-/// that does not sleep always has.
+/// The repeated behaviour of a thread: how long it sleeps, and how much it then has to do. A thread
+/// that does not sleep always has work.
 #[derive(Clone, Debug)]
 struct Guest {
     mode: Mode,
@@ -34,33 +35,33 @@ struct Guest {
     script: Vec<(Nanos, Nanos)>,
 }
 
-/// How a thread runs.
+/// State of a thread.
 #[derive(Debug)]
 struct Thread {
     /// Its `schedstat` and `stat`.
     files: [File; 2],
-    /// What was written there last.
+    /// What was last written there.
     written: [String; 2],
     ran: Nanos,
     waited: Nanos,
     turns: u64,
-    /// Step of its script.
+    /// Present step of its script.
     at: usize,
     asleep_until: Option<Nanos>,
     to_do: Nanos,
-    /// Since when it waits to run.
+    /// Time since which it waits to run.
     since: Nanos,
-    /// By what it was lent when it was looked at last.
+    /// Priority by its loan at the last look.
     priority: u8,
-    /// It had a standing lease when it was woken, and still has what was lent.
+    /// Whether it had a standing lease when it was woken, and still has its loan.
     woken_to_run: bool,
-    /// For how long it has been running by a standing lease while somebody else had one.
+    /// Time it has been running on a standing lease while another thread had one.
     used: Nanos,
-    /// Longest of that.
+    /// Longest value of `used`.
     used_most: Nanos,
-    /// Longest wait of one that had a standing lease.
+    /// Longest wait of a thread with a standing lease.
     waited_most: Nanos,
-    /// Longest time that one was kept from running which was runnable.
+    /// Longest time for which this runnable thread was kept from running.
     away_most: Nanos,
 }
 
@@ -91,11 +92,11 @@ impl Thread {
         self.asleep_until.is_none()
     }
 
-    /// Has procfs say how it is.
+    /// Writes its state to the files of procfs.
     fn write(&mut self) {
         let Self { ran, waited, turns, .. } = self;
         let state = if self.asleep_until.is_none() { 'R' } else { 'S' };
-        // Numbers only grow: nothing of the last text is left behind.
+        // Numbers only grow, so nothing of the last text remains.
         let texts = [format!("{} {} {turns}\n", ran.0, waited.0), format!("1 (x) {state} 1\n")];
         for (at, text) in texts.into_iter().enumerate() {
             if text != self.written[at] {
@@ -111,11 +112,11 @@ struct World {
     dir: PathBuf,
     guests: Vec<Guest>,
     threads: Vec<Thread>,
-    /// Who may run, in the order in which they came, and who does.
+    /// Runnable threads in the order in which they came.
     queue: VecDeque<usize>,
     running: Option<usize>,
     turn: Nanos,
-    /// How often it was polled.
+    /// Number of polls.
     polls: u64,
 }
 
@@ -174,13 +175,13 @@ impl World {
         self.lent(at).priority().unwrap_or(0)
     }
 
-    /// Who runs next: the first of those with the highest priority. Who runs goes on beside others
-    /// of its priority, if that is a real-time one.
+    /// Chooses the next thread: the first of those with the highest priority. A running real-time
+    /// thread continues beside others of its priority.
     fn choose(&mut self, now: Nanos) {
         for at in 0..self.threads.len() {
             let priority = self.priority(at);
             let was = std::mem::replace(&mut self.threads[at].priority, priority);
-            // Linux puts one whose priority was raised behind those that have it already.
+            // Linux puts a thread whose priority was raised behind those that have it already.
             let waits = self.queue.iter().position(|other| *other == at);
             if let Some(place) = waits.filter(|_| priority > was) {
                 self.queue.remove(place);
@@ -200,7 +201,7 @@ impl World {
         if goes_on.is_some() {
             return;
         }
-        // Who is preempted stays in front; whose turn is over goes behind.
+        // A preempted thread stays in front; one whose turn is over goes behind.
         if let Some(was) = self.running.take().filter(|at| self.threads[*at].is_runnable()) {
             self.threads[was].since = now;
             if self.priority(was) < top {
@@ -223,7 +224,7 @@ impl World {
         (self.running, self.turn) = (Some(next), now);
     }
 
-    /// A step of whoever runs.
+    /// One step of the running thread.
     fn step(&mut self, now: Nanos) {
         for at in 0..self.threads.len() {
             let stands = self.lent(at) == Lent::Standing;
@@ -234,7 +235,7 @@ impl World {
                 thread.woken_to_run = stands;
                 self.queue.push_back(at);
             }
-            // What was taken back because it cannot pay for it is no promise any more.
+            // A loan that was taken back for lack of credits is no promise any more.
             self.threads[at].woken_to_run &= !nothing;
         }
         self.choose(now);
@@ -288,7 +289,7 @@ fn hog() -> Guest {
     Guest { mode: Mode::None, deadline_ms: 0, script: vec![(Nanos(0), us(10_000_000))] }
 }
 
-/// One that has little to do first, so that it can pay for much at once later.
+/// A thread that has little to do first, so that it can pay for much at once later.
 fn sleeper(deadline_ms: u64, until_ms: u64, work_ms: u64) -> Guest {
     let script = vec![
         (Nanos(0), us(100)),
@@ -298,13 +299,13 @@ fn sleeper(deadline_ms: u64, until_ms: u64, work_ms: u64) -> Guest {
     Guest { mode: Mode::Periodic, deadline_ms, script }
 }
 
-/// Half a slice, in which it may only have answered, and another one, at the end of which it is
-/// seen that it goes on.
+/// Half a slice, in which the vCPU may only have answered, and another one, at whose end the thread
+/// sees that it continues.
 const A_SLICE_AND_A_HALF: Nanos = Nanos(SLICE.0 * 3 / 2);
 
 #[test]
 fn of_three_that_are_woken_at_once_each_has_its_turn_soon() {
-    // None of them was used for long, so that nobody looks at them often.
+    // None of the leases was used for long, so they are examined rarely.
     let guests = [sleeper(3, 200, 30), sleeper(3, 201, 30), sleeper(3, 201, 30), hog()];
     let mut world = World::new("three", &guests);
     world.run(Nanos::from_millis(260));
@@ -364,9 +365,9 @@ fn guests() -> impl Strategy<Value = Vec<Guest>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// However many have standing leases and whenever they are woken: beside another one, none is
-    /// used for longer than a slice and a half, and whoever has one runs within its deadline and
-    /// two slices.
+    /// However many vCPUs have standing leases and whenever they are woken: beside another one,
+    /// none is used for longer than a slice and a half, and each runs within its deadline and two
+    /// slices.
     #[test]
     fn a_standing_lease_keeps_nobody_from_its_own(guests in guests()) {
         prop_assume!(guests.len() > 1);

@@ -1,9 +1,11 @@
-//! How threads and cgroups were found: noted before they are changed, put back when they leave.
+//! The original state of threads and cgroups: recorded before they are changed, restored when they
+//! leave.
 //!
-//! **Rule.** What cannot be noted where the watchdog finds it is not changed. A slot of the table
-//! that was given up rests until the next look, and then the others come first: whoever had it may
-//! still be about to strike its entry out. So does a cgroup that nobody is weighed by any more: a
-//! scheduling thread may set its weight once more before it is told.
+//! State that cannot be recorded where the watchdog finds it is not changed. A released slot of the
+//! table is unused until the next look, and then other free slots come first, because the previous
+//! user may still be about to remove its entry. The same holds for a cgroup by which no VM is
+//! weighed any more, because a scheduling thread may set its weight once more before it gets the
+//! order.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -19,21 +21,21 @@ use crate::lease::{Identity, LENT, STANDING};
 use crate::policy::{self, Policy};
 use crate::restore::{self, Before};
 
-/// See the module's text.
+/// The recorded state of all managed threads and cgroups.
 #[derive(Debug)]
 pub(super) struct AsFound {
-    /// Slots in the table, and how each thread was scheduled.
+    /// Slot in the table and original policy of each thread.
     threads: HashMap<Identity, (usize, Policy)>,
     before: Before,
     free: VecDeque<usize>,
     resting: Vec<usize>,
-    /// Cgroups that were changed and that nobody is weighed by any more.
+    /// Changed cgroups by which no VM is weighed any more.
     unused: Vec<PathBuf>,
-    /// When it was noted last.
+    /// Time of the last record.
     noted: Nanos,
 }
 
-/// After so long whoever was told something has done it, or stands still.
+/// Time after which an order has been executed, or its receiver stalls.
 const TOLD: Nanos = Nanos::from_millis(200);
 
 impl AsFound {
@@ -48,7 +50,7 @@ impl AsFound {
         }
     }
 
-    /// A slot of the table that nobody has.
+    /// A free slot of the table.
     pub fn slot(&mut self) -> Option<usize> {
         self.free.pop_front()
     }
@@ -57,18 +59,18 @@ impl AsFound {
         self.resting.extend(slots);
     }
 
-    /// Its slot, and how it was scheduled; `None`: it may not be changed.
+    /// Slot and original policy of a thread; `None` if the thread may not be changed.
     pub fn thread(&self, thread: &Identity) -> Option<(usize, Policy)> {
         self.threads.get(thread).copied()
     }
 
-    /// Processors that it might use.
+    /// The processors that the thread might use originally.
     pub fn cpus(&self, thread: &Identity) -> Option<&[u32]> {
         let mut all = self.before.affinities.iter();
         all.find(|(other, _)| other == thread).map(|(_, cpus)| cpus.as_slice())
     }
 
-    /// A look later: who was told something has done it.
+    /// Called at a later look, when earlier orders have been executed.
     pub fn settle(&mut self, now: Nanos, dir: &Path) -> io::Result<()> {
         if now.saturating_sub(self.noted) < TOLD {
             return Ok(());
@@ -88,11 +90,11 @@ impl AsFound {
         self.before.save(dir)
     }
 
-    /// These threads are there, and these cgroups will be weighed. Of which threads there is no
-    /// room in the table.
+    /// Records these threads, and these cgroups that will be weighed. Returns the threads for which
+    /// the table has no room.
     ///
     /// # Errors
-    /// It cannot be noted; then all stays as it is, and those that are new may not be changed.
+    /// The state cannot be recorded. Nothing changes then, and new threads may not be changed.
     pub fn note(
         &mut self,
         now: Nanos,
@@ -135,8 +137,8 @@ impl AsFound {
         Ok(without)
     }
 
-    /// Who is not among these has left. One that lives on has its processors back; its policy the
-    /// scheduling thread gives back.
+    /// Forgets the threads that are not in the list. A living one gets its processors back here;
+    /// the scheduling thread restores its policy.
     fn leave(&mut self, threads: &[Identity]) {
         let gone: Vec<Identity> =
             self.threads.keys().copied().filter(|each| !threads.contains(each)).collect();
@@ -150,13 +152,13 @@ impl AsFound {
         }
     }
 
-    /// The scheduler ends.
+    /// Restores everything at the end of the scheduler.
     pub fn put_back(&self) {
         self.before.put_back();
     }
 }
 
-/// What a scheduler lent whose table is gone is no policy that a thread came with.
+/// A policy that a scheduler lent and whose table is gone is not an original policy.
 fn unlent(thread: Identity, found: Policy) -> Policy {
     let ours = |priority| found == Policy::Fifo { priority };
     if !ours(LENT) && !ours(STANDING) {
@@ -170,7 +172,7 @@ fn affinity(thread: Identity) -> Option<(Identity, Vec<u32>)> {
     Some((thread, processors(thread.tid)?))
 }
 
-/// Those that the thread `tid` may use; 0 is the caller.
+/// The processors that the thread `tid` may use; 0 is the caller.
 pub(super) fn processors(tid: u32) -> Option<Vec<u32>> {
     let set = sched_getaffinity(Pid::from_raw(i32::try_from(tid).ok()?)).ok()?;
     let cpus = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));

@@ -1,4 +1,4 @@
-//! Which VMs have bells: the switch may start, stop and start again at any time.
+//! Finds which VMs have bells. The switch may start, stop and start again at any time.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::bells::Bells;
 use crate::boost::Order;
 use crate::config::Config;
 
-/// See the module's text.
+/// The bells of the configured VMs.
 #[derive(Debug, Default)]
 pub(super) struct Chime {
     bells: Option<Arc<Bells>>,
@@ -19,9 +19,9 @@ pub(super) struct Chime {
 }
 
 impl Chime {
-    /// Looks for bells; whether there are others than before.
+    /// Looks for bells, and returns whether they changed.
     pub fn look(&mut self, config: &Config) -> bool {
-        // Only they have deadlines for events.
+        // Only aperiodic VMs have deadlines for events.
         let aperiodic = |vm: &&crate::config::VmConfig| vm.contract.mode == Mode::Aperiodic;
         let mut wanted = config.vms.iter().filter(aperiodic).peekable();
         if wanted.peek().is_none() {
@@ -33,7 +33,7 @@ impl Chime {
             self.names.clear();
             match Bells::open(&config.run_dir) {
                 Ok(bells) => self.bells = Some(Arc::new(bells)),
-                // No switch has one yet.
+                // No switch has made the file yet.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     if !std::mem::replace(&mut self.complained, true) {
@@ -56,7 +56,7 @@ impl Chime {
         changed
     }
 
-    /// What a scheduling thread is told of them.
+    /// The order that gives the bells to a scheduling thread.
     pub fn get(&self) -> Option<Order> {
         let bells = self.bells.as_ref()?;
         Some(Order::Bells(Arc::clone(bells), self.names.clone()))

@@ -1,4 +1,4 @@
-//! What the scheduling threads say against vCPUs, in words for people.
+//! Complaints of the scheduling threads about vCPUs, worded for operators.
 
 use std::path::PathBuf;
 
@@ -9,16 +9,16 @@ use crate::budget::{missing, needed_ppm, remedy};
 use crate::cgroup::Cgroup;
 use crate::lease::Identity;
 
-/// Why a vCPU does not get what its VM was promised.
+/// Reason for which a vCPU does not get what its VM asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Complaint {
-    /// As it was told.
+    /// The text of the scheduling thread.
     Told(String),
     /// Its cgroup has no real-time budget.
     NoBudget,
 }
 
-/// What is said against a VM's vCPUs now. Cgroups and their budgets are looked at each time, as
+/// The present complaint about a VM's vCPUs. Cgroups and budgets are read each time, because
 /// libvirt moves threads and others write budgets.
 pub(super) fn text(member: &Member) -> Option<String> {
     let complaints = member.complaints.iter();
@@ -47,8 +47,8 @@ fn no_budget(member: &Member, thread: Identity) -> String {
     )
 }
 
-/// What its vCPUs need where they are: of several in one cgroup on different processors the kernel
-/// gives each the whole budget, so those of the processor with most of them count.
+/// Budgets that its vCPUs need in their cgroups. The kernel gives several vCPUs of one cgroup on
+/// different processors the whole budget each, so the processor with the most of them counts.
 fn needs(member: &Member) -> Vec<(PathBuf, u64)> {
     let Some(seated) = member.seated.as_ref().filter(|it| it.contract.mode != Mode::None) else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Reports of scheduling threads, added up.
+//! Sums the reports of the scheduling threads.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use crate::boost::{Report, VcpuReport};
 use crate::lease::Identity;
 use crate::state::{CpuState, VcpuState};
 
-/// Longest wait that is told apart from longer ones: a minute.
+/// Longest wait that is recorded exactly, in nanoseconds: a minute.
 const LONGEST: u64 = 60_000_000_000;
 
-/// Everything about vCPUs that was reported.
+/// All that was reported about vCPUs.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     threads: HashMap<Identity, Measured>,
@@ -21,15 +21,15 @@ pub(crate) struct Gauge {
 
 #[derive(Debug)]
 struct Measured {
-    /// `None` only if the bounds were refused, which they are not.
+    /// `None` only if the histogram's bounds were refused, which they are not.
     waits: Option<Histogram<u64>>,
     last: VcpuReport,
-    /// What it had run when its processor's VMs changed last.
+    /// Its run time when the VMs of its processor last changed.
     base: Nanos,
 }
 
 impl Gauge {
-    /// Takes a report in.
+    /// Adds a report.
     pub fn add(&mut self, report: Report) {
         for vcpu in &report.vcpus {
             let measured = self.threads.entry(vcpu.thread).or_insert_with(|| Measured {
@@ -47,7 +47,7 @@ impl Gauge {
         self.reports.insert(report.cpu, report);
     }
 
-    /// VMs came or went: shares count from here on.
+    /// Restarts the shares, because VMs came or went.
     pub fn begin_anew(&mut self, keep: impl Fn(&Identity) -> bool) {
         self.threads.retain(|thread, _| keep(thread));
         for measured in self.threads.values_mut() {
@@ -55,13 +55,13 @@ impl Gauge {
         }
     }
 
-    /// What all of these ran since the VMs changed last.
+    /// Time that all these threads ran since the VMs last changed, in nanoseconds.
     pub fn ran(&self, threads: &[Identity]) -> u64 {
         let ran = |thread| self.threads.get(thread).map_or(0, Measured::ran);
         threads.iter().map(ran).sum()
     }
 
-    /// What is known of a vCPU on `cpu`, where all together ran for `all`.
+    /// State of a vCPU on `cpu`, where all together ran for `all` nanoseconds.
     pub fn vcpu(&self, thread: Identity, cpu: u32, share_ppm: u64, all: u64) -> VcpuState {
         let entitled_percent = float(share_ppm) / 10_000.0;
         let empty = VcpuState { tid: thread.tid, cpu, entitled_percent, ..VcpuState::default() };
@@ -84,7 +84,7 @@ impl Gauge {
         }
     }
 
-    /// What is known of a processor.
+    /// State of a processor.
     pub fn cpu(&self, cpu: u32) -> CpuState {
         let Some(report) = self.reports.get(&cpu) else {
             return CpuState { cpu, ..CpuState::default() };

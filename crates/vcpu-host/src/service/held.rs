@@ -1,8 +1,8 @@
-//! vCPUs that the kernel itself serves: their policies set, kept, and given back.
+//! vCPUs that the kernel itself serves: sets, keeps and restores their policies.
 //!
-//! **Rule.** The entry in the table is written before the policy is set, and struck out after it
-//! was given back; it stands in a slot of its own, as a scheduling thread may still be about to
-//! strike out the one it had. What others change is set again at the next look.
+//! The entry in the table is written before the policy is set, and removed after it was restored.
+//! It has a slot of its own, because a scheduling thread may still be about to remove the entry
+//! that it had. A policy that others changed is set again at the next look.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -19,12 +19,12 @@ use crate::schedstat::Schedstat;
 use crate::state::VcpuState;
 use crate::threads;
 
-/// A thread and what it was like before.
+/// A thread with its original state.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub thread: Identity,
     pub saved: Policy,
-    /// Processors that it might use.
+    /// The processors that it might use.
     pub cpus: Vec<u32>,
 }
 
@@ -33,11 +33,11 @@ struct One {
     slot: usize,
     found: Found,
     granted: Granted,
-    /// What it had run, and when, since VMs changed last.
+    /// Its run time, and the time of that reading, when the VMs last changed.
     base: (Nanos, Nanos),
 }
 
-/// See the module's text.
+/// All threads with a reservation.
 #[derive(Debug)]
 pub(super) struct Held {
     table: Arc<LeaseTable>,
@@ -64,12 +64,13 @@ impl Held {
         self.all.get(&thread).map(|one| one.slot)
     }
 
-    /// Run time that it has now; 0 without any. Who gets less is to be set before who gets more.
+    /// Present run time of the reservation; 0 without one. Reductions are to be set before
+    /// increases.
     pub fn runtime(&self, thread: Identity) -> Nanos {
         self.all.get(&thread).map_or(Nanos(0), |one| one.granted.runtime)
     }
 
-    /// Reserves so much for a thread, noted in `slot`.
+    /// Reserves time for a thread, recorded in `slot`.
     pub fn hold(
         &mut self,
         slot: usize,
@@ -86,7 +87,7 @@ impl Held {
         done
     }
 
-    /// Without an entry that outlives this process nothing is set.
+    /// Records the entry. Without one that survives this process nothing is set.
     fn enter(&self, one: &One) -> Result<(), PolicyError> {
         let Found { thread, saved, .. } = one.found;
         let noted = self.table.put(one.slot, &Entry { thread, saved, by: 0, until: HELD });
@@ -94,7 +95,7 @@ impl Held {
         noted.map_err(|source| PolicyError::Refused { tid, policy, source })
     }
 
-    /// Gives a thread back the policy it came with; the slot it had.
+    /// Restores a thread's original policy, and returns its slot.
     pub fn release(&mut self, thread: Identity) -> Option<usize> {
         let one = self.all.remove(&thread)?;
         if restore::is_alive(thread) {
@@ -105,13 +106,14 @@ impl Held {
         Some(one.slot)
     }
 
-    /// All but those of whom `keep` says so; the slots they had.
+    /// Releases all threads except those for which `keep` is true, and returns their slots.
     pub fn release_all(&mut self, keep: impl Fn(Identity) -> bool) -> Vec<usize> {
         let gone: Vec<Identity> = self.all.keys().copied().filter(|each| !keep(*each)).collect();
         gone.into_iter().filter_map(|thread| self.release(thread)).collect()
     }
 
-    /// Sets what others changed; of whom that is refused, and why.
+    /// Sets policies again that others changed. Returns the threads that were refused, with the
+    /// reason.
     pub fn keep(&self) -> Vec<(Identity, String)> {
         let has = |one: &One| policy::get(one.found.thread.tid).ok() == Some(wanted(one.granted));
         let lost = self.all.values().filter(|one| !has(one));
@@ -120,19 +122,19 @@ impl Held {
         lost.filter_map(|one| Some((one.found.thread, again(one).err()?.to_string()))).collect()
     }
 
-    /// VMs came or went: shares count from here on.
+    /// Restarts the shares, because VMs came or went.
     pub fn begin_anew(&mut self) {
         for (thread, one) in &mut self.all {
             one.base = (clock::now(), ran(*thread));
         }
     }
 
-    /// What all of them ran since VMs changed last.
+    /// Time that all threads ran since the VMs last changed, in nanoseconds.
     pub fn ran(&self) -> u64 {
         self.all.values().map(|one| ran(one.found.thread).saturating_sub(one.base.1).0).sum()
     }
 
-    /// What is known of a thread.
+    /// State of a thread.
     pub fn state(&self, thread: Identity) -> Option<VcpuState> {
         let one = self.all.get(&thread)?;
         let elapsed = clock::now().saturating_sub(one.base.0);
@@ -148,7 +150,7 @@ impl Held {
     }
 }
 
-/// Before it can have a deadline it needs all the processors it came with.
+/// Sets the policy. A deadline thread needs all the processors that it had originally.
 fn set(one: &One) -> Result<(), PolicyError> {
     let Found { thread, cpus, .. } = &one.found;
     let (tid, policy) = (thread.tid, wanted(one.granted));

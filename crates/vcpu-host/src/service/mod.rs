@@ -1,8 +1,8 @@
-//! The scheduler as a service: finds VMs, seats them, keeps the watchdog, tells how it goes.
+//! The scheduler as a service: finds VMs, seats them, keeps the watchdog running, and reports.
 //!
-//! **Rule.** It is ready for the death of any part. A VM that is gone is waited for; a scheduling
-//! thread that stands still is the watchdog's business; without a watchdog nothing is lent until
-//! there is one again. What a scheduler before it left behind is put right first.
+//! The service expects the death of any part. It waits for a VM that is gone. The watchdog handles
+//! a scheduling thread that stalls. Without a watchdog nothing is lent until there is a new one. At
+//! the start, it restores what a previous scheduler left behind.
 
 mod as_found;
 mod chime;
@@ -47,51 +47,38 @@ use complaint::Complaint;
 use gauge::Gauge;
 use roster::Roster;
 
-/// Between two looks at VMs, reports and the watchdog, in milliseconds.
+/// Milliseconds between two looks at VMs, reports and the watchdog.
 const LOOK_MS: u16 = 500;
-/// How long a scheduling thread may take to do as it is told; it polls at least every 40 ms.
+/// Time that a scheduling thread may take to execute an order; it polls at least every 40 ms.
 const OBEYED_WITHIN: Duration = Duration::from_millis(500);
-/// Reports that wait to be read; each scheduling thread sends one a second.
+/// Number of reports that may wait to be read; each scheduling thread sends one a second.
 const REPORTS: usize = 256;
 
-/// The scheduler did not start, or ended.
+/// Reason for which the scheduler did not start, or ended.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServiceError {
-    /// The configuration.
+    /// The configuration has mistakes.
     #[error("{0}")]
     Config(String),
-    /// Its directory.
+    /// The run directory cannot be used.
     #[error("{dir}: {source}; set [vcpu] `run_dir` to a directory on a tmpfs")]
-    Directory {
-        /// The directory.
-        dir: String,
-        /// What is wrong with it.
-        source: io::Error,
-    },
-    /// Its files are gone, or another one's.
+    Directory { dir: String, source: io::Error },
+    /// The scheduler's files are gone, or belong to another one.
     #[error(
         "{dir}: files of this scheduler were removed or replaced, so that nobody could put right \
          what it would leave; all vCPUs were given back. Start it again, and keep others out of \
          there"
     )]
-    Replaced {
-        /// The directory.
-        dir: String,
-    },
-    /// The watchdog.
+    Replaced { dir: String },
+    /// The watchdog did not start.
     #[error("{0}")]
     Watchdog(io::Error),
-    /// A scheduling thread.
-    #[error("CPU {cpu} cannot be scheduled: {source}")]
-    Boost {
-        /// The processor.
-        cpu: u32,
-        /// Why.
-        source: io::Error,
-    },
-    /// The system.
-    #[error("signals cannot be handled: {0}")]
+    /// A scheduling thread ended.
+    #[error("processor {cpu} is not scheduled: {source}")]
+    Boost { cpu: u32, source: io::Error },
+    /// A system call for signals failed.
+    #[error("signals cannot be waited for: {0}")]
     Signals(#[from] nix::Error),
 }
 
@@ -112,7 +99,7 @@ struct Service<'a> {
     chime: Chime,
     gauge: Gauge,
     loops: Vec<Loop>,
-    /// Which processor's scheduling thread has which threads.
+    /// The processor of the scheduling thread that has each thread.
     seated: HashMap<Identity, u32>,
     reports: Receiver<Report>,
     lending: Arc<AtomicBool>,
@@ -120,12 +107,12 @@ struct Service<'a> {
     command: &'a dyn Fn(&Path) -> Command,
 }
 
-/// Schedules the VMs that `load` tells until SIGTERM or SIGINT; SIGHUP has it told anew. `watchdog`
-/// makes a command that runs [`crate::watchdog::watch`] on a directory.
+/// Schedules the VMs that `load` returns, until SIGTERM or SIGINT; SIGHUP calls `load` again.
+/// `watchdog` makes a command that runs [`crate::watchdog::watch`] on a directory.
 ///
 /// # Errors
-/// It cannot start: the configuration is wrong, the directory, the watchdog, or the right to
-/// real-time policies is missing.
+/// The scheduler cannot start: the configuration is wrong, the directory or the watchdog cannot be
+/// used, or the right to real-time policies is missing.
 pub fn run(
     load: &dyn Fn() -> Result<Config, String>,
     watchdog: &dyn Fn(&Path) -> Command,
@@ -139,7 +126,7 @@ pub fn run(
     ends.add(Signal::SIGTERM);
     ends.add(Signal::SIGINT);
     ends.add(Signal::SIGHUP);
-    // Before any thread is made, so that all have them blocked.
+    // Before any thread is made, so that all have the signals blocked.
     ends.thread_block()?;
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     step_aside(&config.cpus);
@@ -189,8 +176,8 @@ pub fn run(
     ended.and(stopped)
 }
 
-/// This thread, and the watchdog that it starts, leave the scheduled processors if they may use
-/// others: beside guests they would wait, and where this thread waits it cannot die.
+/// Moves this thread, and the watchdog that it will start, off the scheduled processors if they may
+/// use others. Beside guests they would wait, and while this thread waits it cannot die.
 fn step_aside(cpus: &[u32]) {
     let mine = as_found::processors(0).unwrap_or_default();
     let others: Vec<u32> = mine.into_iter().filter(|cpu| !cpus.contains(cpu)).collect();
@@ -201,7 +188,7 @@ fn step_aside(cpus: &[u32]) {
     }
 }
 
-/// Two descriptors a vCPU are more than the 1,024 that a process starts with.
+/// Raises the limit of descriptors: two per vCPU may exceed the 1,024 that a process starts with.
 fn open_many() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
@@ -211,10 +198,10 @@ fn open_many() {
     }
 }
 
-/// Has the scheduler of a directory read its configuration anew.
+/// Makes the scheduler of a directory read its configuration again.
 ///
 /// # Errors
-/// None runs with it, or there is no right to.
+/// No scheduler runs with the directory, or the permission is missing.
 pub fn hang_up(dir: &Path) -> io::Result<()> {
     let owner = LeaseTable::open(&dir.join(LEASES))?.owner()?;
     if !restore::is_alive(owner) {
@@ -224,7 +211,7 @@ pub fn hang_up(dir: &Path) -> io::Result<()> {
     Ok(kill(Pid::from_raw(pid), Signal::SIGHUP)?)
 }
 
-/// Puts right what is left of the last one, and makes a new table.
+/// Restores what the previous scheduler left, and creates a new table.
 fn prepare(taken: &RunDir) -> io::Result<Arc<LeaseTable>> {
     let dir = taken.path();
     if statfs(dir)?.filesystem_type() != TMPFS_MAGIC {
@@ -239,14 +226,14 @@ fn prepare(taken: &RunDir) -> io::Result<Arc<LeaseTable>> {
     let pid = std::process::id();
     let started = threads::started_at(pid, pid).unwrap_or(0);
     let owner = Identity { pid, tid: pid, started };
-    // A list that a table before this one came with must not stand beside the new one.
+    // The list of a previous table must not stay beside the new one.
     Before::default().save(dir)?;
     Ok(Arc::new(LeaseTable::create(&dir.join(LEASES), owner)?))
 }
 
 fn events(dir: &Path, at: usize) -> io::Result<UnixDatagram> {
     let path = dir.join(format!("{SOCKET_PREFIX}{at}"));
-    // A socket that a dead scheduler left would be in the way.
+    // Removes the socket that a dead scheduler left.
     let _ = std::fs::remove_file(&path);
     UnixDatagram::bind(path)
 }
@@ -274,7 +261,7 @@ impl Service<'_> {
                 tracing::warn!(%error, "the state file cannot be written");
             }
             let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-            // Without it nothing may be lent: its death is no matter for the next look.
+            // Without the watchdog nothing may be lent, so its death wakes this loop at once.
             let guard = self.watchdog.as_ref().map(Watchdog::as_fd);
             fds.extend(guard.map(|guard| PollFd::new(guard, PollFlags::POLLIN)));
             let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
@@ -286,7 +273,7 @@ impl Service<'_> {
         }
     }
 
-    /// Takes over what the configuration says now, or leaves all as it is.
+    /// Adopts the present configuration, or keeps the old one if it is refused.
     fn read_anew(&mut self) {
         self.loads += 1;
         let fixed = |config: &Config| {
@@ -310,14 +297,15 @@ impl Service<'_> {
         }
     }
 
-    /// Whether what the watchdog, or the next scheduler, would put right by is still there.
+    /// Whether the files still exist by which the watchdog or the next scheduler would restore
+    /// everything.
     fn has_its_files(&self) -> bool {
         let socket = |at| self.dir.path().join(format!("{SOCKET_PREFIX}{at}"));
         self.table.is_at(&self.dir.path().join(LEASES))
             && (0..self.config.cpus.len()).all(|at| socket(at).exists())
     }
 
-    /// Tells the scheduling threads who is there, if that changed.
+    /// Orders the scheduling threads to schedule the present vCPUs, if these have changed.
     fn seat(&mut self) -> bool {
         if !self.roster.look(&self.config) {
             return false;
@@ -331,14 +319,15 @@ impl Service<'_> {
         };
         let of = |cpu: u32| seats.get(&cpu).map_or(&[][..], Vec::as_slice);
         if self.loops.iter().any(|each| of(each.cpu).iter().any(|seat| moves(each.cpu, seat))) {
-            // Who is to have it may not lend to it before who has it gave it back.
+            // A thread's new scheduling thread may not lend to it before the old one has given it
+            // back.
             let stay = |cpu| of(cpu).iter().filter(|seat| !moves(cpu, seat)).cloned().collect();
             if !self.order(&stay) {
                 self.roster.look_again();
                 return false;
             }
         }
-        // One that has ended or stands still is found out elsewhere.
+        // A scheduling thread that has ended or stalls is detected elsewhere.
         self.order(&|cpu| of(cpu).to_vec());
         let on = |(cpu, seats): (&u32, &Vec<Seat>)| {
             seats.iter().map(|seat| (seat.thread, *cpu)).collect::<Vec<_>>()
@@ -350,7 +339,7 @@ impl Service<'_> {
         true
     }
 
-    /// Tells all scheduling threads whom they have; whether all have done it in time.
+    /// Sends all scheduling threads their vCPUs. Returns whether all executed the order in time.
     fn order(&self, seats: &dyn Fn(u32) -> Vec<Seat>) -> bool {
         let (send, done) = sync_channel(self.loops.len());
         let send_to =
@@ -360,14 +349,14 @@ impl Service<'_> {
         (0..told).all(|_| done.recv_timeout(OBEYED_WITHIN).is_ok())
     }
 
-    /// Tells them what bells there are, if that changed, or they have new seats.
+    /// Sends them the bells, if these have changed or the threads have new vCPUs.
     fn give_bells(&mut self, seated: bool) {
         if !self.chime.look(&self.config) && !seated {
             return;
         }
         for each in &self.loops {
             if let Some(order) = self.chime.get() {
-                // One that has ended is found out in `serve`.
+                // `serve` detects a thread that has ended.
                 let _ = each.orders.send(order);
             }
         }
@@ -404,7 +393,7 @@ impl Service<'_> {
         self.gauge.add(report);
     }
 
-    /// Without a watchdog nothing is lent.
+    /// Restarts a dead watchdog. Nothing is lent without one.
     fn guard(&mut self) {
         if self.watchdog.as_mut().is_some_and(Watchdog::is_alive) {
             return;
@@ -446,7 +435,7 @@ impl Service<'_> {
                 ended = Err(ServiceError::Boost { cpu, source });
             }
         }
-        // Before the processors: who has a deadline keeps all of them.
+        // Released before the processors are restored, because a deadline thread keeps all of them.
         self.roster.release();
         self.roster.found.put_back();
         if self.has_its_files() {
@@ -462,5 +451,5 @@ impl Service<'_> {
     }
 }
 
-/// Entries there are for vCPUs.
+/// Number of entries for vCPUs.
 const SLOTS: usize = MAX_ENTRIES;

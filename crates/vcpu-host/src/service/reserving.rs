@@ -1,4 +1,4 @@
-//! Which VMs have their time reserved by the kernel, and which are refused it.
+//! Decides for which VMs the kernel reserves time, and which are refused.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::lease::Identity;
 use crate::policy::PolicyError;
 
-/// What this kernel admits of each processor.
+/// Part of each processor that this kernel admits, in millionths.
 fn kernel_limit_ppm() -> u64 {
     let read = |name| {
         let text = std::fs::read_to_string(Path::new("/proc/sys/kernel").join(name)).ok()?;
@@ -22,8 +22,8 @@ fn kernel_limit_ppm() -> u64 {
 }
 
 impl Roster {
-    /// Reserves what VMs asked for as far as it fits; who is refused goes on by weight, and that
-    /// is a new sum, so it is asked again.
+    /// Reserves the time that VMs asked for as far as it fits. A refused VM continues by weight,
+    /// which changes the sum, so the plan is made again.
     pub(super) fn reserve(&mut self, config: &Config) -> Taken {
         for member in &mut self.members {
             member.refused = None;
@@ -61,7 +61,8 @@ impl Roster {
         taken
     }
 
-    /// Sets what is granted, who gets less first; the first VM that the kernel refuses, and why.
+    /// Sets the reservations, reductions first. Returns the first VM that the kernel refuses, with
+    /// the reason.
     fn apply(&mut self) -> Option<(usize, String)> {
         let mut wanted: Vec<(usize, Identity, Granted)> = Vec::new();
         for (at, member) in self.members.iter().enumerate() {
@@ -81,7 +82,7 @@ impl Roster {
                 continue;
             };
             self.found.give_up([slot]);
-            // The next look finds one that is gone.
+            // The next look finds a thread that is gone.
             if !matches!(error, PolicyError::Gone { .. }) {
                 return Some((at, error.to_string()));
             }
@@ -89,7 +90,8 @@ impl Roster {
         None
     }
 
-    /// Sets again what others changed; whether that was refused, so that all is to be seated anew.
+    /// Sets policies again that others changed. Returns true if that was refused, so that all must
+    /// be seated again.
     pub(super) fn keep(&mut self) -> bool {
         let lost = self.held.keep();
         for (thread, why) in &lost {
@@ -98,7 +100,7 @@ impl Roster {
         !lost.is_empty()
     }
 
-    /// Gives back what is reserved.
+    /// Releases all reservations.
     pub fn release(&mut self) {
         let slots = self.held.release_all(|_| false);
         self.found.give_up(slots);

@@ -1,4 +1,4 @@
-//! The VMs of a configuration, as far as they are there.
+//! The configured VMs, with the threads of those that run.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,44 +23,44 @@ use crate::restore;
 use crate::state::VmState;
 use crate::weight::{GroupWeight, Weigher};
 
-/// A VM and what is known of it.
+/// State of a configured VM.
 #[derive(Debug, Default)]
 pub(super) struct Member {
     pub(super) threads: Vec<Identity>,
-    /// In which cgroups they are, as `/proc/PID/cgroup` has it.
+    /// The cgroups of its threads, as in `/proc/PID/cgroup`.
     groups: Vec<String>,
     pub(super) seated: Option<Seated>,
-    /// What is reserved for its vCPUs.
+    /// Reservation of its vCPUs.
     pub(super) granted: Option<Granted>,
-    /// Why nothing is, although it asked for it.
+    /// Reason for which a requested reservation was refused.
     pub(super) refused: Option<String>,
-    /// Why it is not there, or does not have what it asked for.
+    /// Reason for which it does not run, or does not have what it asked for.
     pub(super) problem: Option<String>,
-    /// What scheduling threads said of its vCPUs since it was seated.
+    /// Complaints of scheduling threads about its vCPUs since it was seated.
     pub(super) complaints: Vec<(Identity, Complaint)>,
-    /// What was logged of that last.
+    /// The last complaint that was logged.
     logged: Option<String>,
 }
 
-/// See the module's text.
+/// State of all configured VMs.
 #[derive(Debug)]
 pub(super) struct Roster {
-    /// Names of the VMs, for logs.
+    /// Names of the VMs, for the log.
     names: Vec<String>,
     pub(super) members: Vec<Member>,
     pub(super) found: AsFound,
     pub(super) held: Held,
-    /// Whose threads were whose, of those that are gone too.
+    /// The VM of each thread, including threads that have gone.
     whose: HashMap<Identity, usize>,
     looked: bool,
 }
 
-/// By what vCPUs are weighed.
+/// How vCPUs are weighed.
 #[derive(Debug, Default)]
 struct Weighers {
     of: HashMap<Identity, Weigher>,
     groups: Vec<Cgroup>,
-    /// For each VM, below which directory alone its weight counts.
+    /// For each VM, the directory below which alone its weight counts.
     within: Vec<Option<PathBuf>>,
 }
 
@@ -76,7 +76,7 @@ impl Roster {
         }
     }
 
-    /// There is another list of VMs now. Who is named and found as before keeps its threads; those
+    /// Adopts a new list of VMs. A VM with the same name and source keeps its threads; the threads
     /// of others leave at the next look.
     pub fn take_over(&mut self, before: &Config, config: &Config) {
         let mut members: HashMap<&String, Member> =
@@ -97,7 +97,7 @@ impl Roster {
         self.looked = false;
     }
 
-    /// Looks for the threads of all VMs; whether any came or went.
+    /// Looks for the threads of all VMs, and returns whether any came or went.
     pub fn look(&mut self, config: &Config) -> bool {
         if let Err(error) = self.found.settle(clock::now(), &config.run_dir) {
             tracing::error!(%error, "the threads' former settings cannot be saved");
@@ -114,7 +114,7 @@ impl Roster {
             };
             taken.extend(threads.iter().map(|thread| (*thread, at)));
             let news = threads != member.threads;
-            // libvirt makes a vCPU in one cgroup, and moves it to another.
+            // libvirt creates a vCPU in one cgroup and moves it to another.
             let groups = threads.iter().map(groups_of).collect();
             changed |= std::mem::replace(&mut member.groups, groups) != member.groups;
             if let Some(problem) = problem.filter(|_| news || member.problem.is_none()) {
@@ -137,7 +137,8 @@ impl Roster {
         changed | self.keep()
     }
 
-    /// Places all, and says which vCPUs each processor has. `None`: nothing may be changed now.
+    /// Places all VMs, and returns the vCPUs of each processor. `None` if nothing may be changed
+    /// now.
     pub fn seats(&mut self, config: &Config) -> Option<HashMap<u32, Vec<Seat>>> {
         let weighers = self.weighers();
         let without = self.note(config, &weighers)?;
@@ -188,12 +189,12 @@ impl Roster {
         Some(seats)
     }
 
-    /// Notes how threads and cgroups are before they are changed the first time; for which threads
-    /// there is no room.
+    /// Records the state of threads and cgroups before their first change. Returns the threads for
+    /// which there is no room.
     fn note(&mut self, config: &Config, weighers: &Weighers) -> Option<Vec<Identity>> {
         let threads: Vec<Identity> =
             self.members.iter().flat_map(|member| member.threads.iter().copied()).collect();
-        // Before the processors: who has a deadline keeps all of them.
+        // Released before the processors are restored, because a deadline thread keeps all of them.
         let slots = self.held.release_all(|thread| threads.contains(&thread));
         self.found.give_up(slots);
         let groups: Vec<&Cgroup> = weighers.groups.iter().collect();
@@ -220,13 +221,13 @@ impl Roster {
         }
     }
 
-    /// What was found counts as new at the next look.
+    /// Makes the next look treat everything as changed.
     pub fn look_again(&mut self) {
         self.looked = false;
     }
 
-    /// By what weights are set: by the cgroup that divides between a VM and the others, else by
-    /// nice values.
+    /// How weights are set: by the cgroup that divides between a VM and the others, or else by nice
+    /// values.
     fn weighers(&self) -> Weighers {
         let homes: Vec<Option<PathBuf>> =
             self.members.iter().map(|member| divide::home(&member.threads)).collect();
@@ -253,17 +254,17 @@ impl Roster {
         self.members.iter().any(|member| member.threads.contains(thread))
     }
 
-    /// Name of the VM it belongs to, or did while it was there, for logs.
+    /// Name of the VM to which the thread belongs or belonged, for the log.
     pub fn name(&self, thread: &Identity) -> &str {
         self.whose.get(thread).map_or("-", |at| &self.names[*at])
     }
 
-    /// VMs came or went: shares count from here on.
+    /// Restarts the shares, because VMs came or went.
     pub fn begin_anew(&mut self) {
         self.held.begin_anew();
     }
 
-    /// A thread has exited: the next look finds the VM changed.
+    /// Removes a thread that has exited, so that the next look finds the VM changed.
     pub fn forget(&mut self, thread: &Identity) {
         for member in &mut self.members {
             member.threads.retain(|other| other != thread);
@@ -286,7 +287,7 @@ impl Roster {
         }
     }
 
-    /// Nothing is said against this vCPU any more.
+    /// Removes the complaints about this vCPU.
     pub fn content(&mut self, thread: Identity) {
         for member in &mut self.members {
             member.complaints.retain(|(other, _)| *other != thread);
@@ -303,7 +304,7 @@ impl Roster {
                 .map(|(thread, _)| *thread)
                 .collect()
         };
-        // What is reserved runs anywhere: each processor is told its part.
+        // A thread with a reservation runs anywhere, so each processor counts a part of its time.
         let apart = self.held.ran() / u64::try_from(config.cpus.len()).unwrap_or(1).max(1);
         let all: HashMap<u32, u64> =
             config.cpus.iter().map(|cpu| (*cpu, gauge.ran(&on(*cpu)) + apart)).collect();
@@ -334,7 +335,7 @@ fn groups_of(thread: &Identity) -> String {
     std::fs::read_to_string(format!("/proc/{}/cgroup", thread.tid)).unwrap_or_default()
 }
 
-/// The cgroup below `group` that a vCPU alone is in, as libvirt makes them.
+/// The cgroup below `group` that contains only this vCPU, as libvirt makes them.
 fn leaf(thread: Identity, group: &Cgroup) -> Option<Cgroup> {
     let leaf = Cgroup::dividing(thread.tid).ok()?;
     let is_below = leaf.path() != group.path() && leaf.path().starts_with(group.path());

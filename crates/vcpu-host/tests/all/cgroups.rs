@@ -1,5 +1,5 @@
-//! Weights and budgets of real cgroups: told where one is missing, set, put back, and done without
-//! when the cgroup goes. Where no cgroup can be made there is nothing to test.
+//! Weights and budgets of real cgroups: reported if missing, set, restored, and not needed when the
+//! cgroup goes. Skipped where no cgroup can be made.
 
 use std::path::PathBuf;
 
@@ -11,11 +11,11 @@ use penstock_vcpu_host::state::VmState;
 
 use crate::support::{Guest, Scheduler, affinity, prepare, seen, until, watched};
 
-/// A cgroup below the one that the tests run in.
+/// A cgroup below that of the tests.
 struct Group(PathBuf);
 
 impl Group {
-    /// `None` where there is none to be had: no controller, or no right to.
+    /// `None` if the controller or the permission is missing.
     fn make(name: &str) -> Option<Self> {
         let above = Cgroup::of_thread(0).ok()?.path().to_owned();
         let path = above.join(format!("penstock-test-{name}-{}", std::process::id()));
@@ -35,7 +35,7 @@ impl Group {
         Cgroup::at(&self.0).unwrap().weight().unwrap()
     }
 
-    /// A VM that is found by it.
+    /// The table of a VM that this cgroup identifies.
     fn vm(&self, more: &str) -> String {
         let path = self.0.display();
         format!("[[vm]]\nname = \"{path}\"\ncgroup = \"{path}\"\nthreads = \"sh\"\n{more}\n")
@@ -70,12 +70,12 @@ fn a_cgroup_without_a_real_time_budget_is_told_with_its_remedy() {
     let error = policy::set(guest.id(), fifo).unwrap_err();
     assert!(matches!(&error, PolicyError::NoBudget { group: g, .. } if *g == group.0), "{error}");
 
-    // Deadlines ask no budget of groups: what is reserved works there.
+    // Deadlines need no group budget, so reservations work there.
     let (runtime, period) = (Nanos::from_micros(300), Nanos::from_millis(3));
     let deadline = Policy::Deadline { runtime, period, reclaim: false };
     policy::set(guest.id(), deadline).unwrap();
     policy::set(guest.id(), Policy::DEFAULT).unwrap();
-    // As the remedy says.
+    // Follows the remedy.
     std::fs::write(budget, "300000").unwrap();
     policy::set(guest.id(), fifo).unwrap();
     policy::set(guest.id(), Policy::DEFAULT).unwrap();
@@ -83,10 +83,10 @@ fn a_cgroup_without_a_real_time_budget_is_told_with_its_remedy() {
     group.remove();
 }
 
-/// libvirt makes a vCPU's thread in one cgroup and moves it to another. The remedy names the one
-/// that it is in, is what the kernel wants, and helps without anybody telling the scheduler.
+/// libvirt creates a vCPU's thread in one cgroup and moves it to another. The remedy names the
+/// present one, satisfies the kernel, and works without a notice to the scheduler.
 #[test]
-fn who_has_no_budget_is_told_how_much_it_needs_and_is_tried_again() {
+fn a_vcpu_without_budget_is_reported_with_its_need_and_retried() {
     let Some((_guard, dir)) = prepare("again") else { return };
     let Some(scope) = Group::make("again") else { return };
     if !scope.0.join("cpu.rt_runtime_us").exists() {
@@ -114,7 +114,7 @@ fn who_has_no_budget_is_told_how_much_it_needs_and_is_tried_again() {
     told(&emulator);
     vcpu0.take(&guest);
     let why = told(&vcpu0);
-    // As it says: twice 0.5 ms in 8 are 125,000 us in a second, in the parent first.
+    // By the remedy: twice 0.5 ms in 8 are 125,000 us in a second, in the parent first.
     let files = [&scope, &vcpu0].map(|group| group.0.join("cpu.rt_runtime_us"));
     let [first, then] = files.each_ref().map(|file| file.display());
     let remedy = format!("write 125000 into {first}, then 125000 into {then};");
@@ -122,7 +122,7 @@ fn who_has_no_budget_is_told_how_much_it_needs_and_is_tried_again() {
     for file in files {
         std::fs::write(file, "125000").unwrap();
     }
-    // The first loan may be told of a moment before what was wrong is forgotten.
+    // The first loan may be reported a moment before the complaint is removed.
     let lent = |vm: &VmState| vm.vcpus.first().is_some_and(|vcpu| vcpu.boosts > 0);
     scheduler.state(0, |vm| lent(vm) && vm.problem.is_none());
     drop((scheduler, guest, other));
@@ -143,7 +143,7 @@ fn the_weight_of_a_cgroup_is_set_and_put_back_by_stop_and_by_the_watchdog() {
     let before = first.weight();
     let text = first.vm("vcpu_weight = 3") + &second.vm("");
     let mut scheduler = Scheduler::with(&dir, &text);
-    // 3 of 4 are one and a half times the average, about.
+    // 3 of 4 are about one and a half times the average.
     until("weights", || {
         (first.weight() != before && second.weight() < first.weight()).then_some(())
     });
@@ -165,10 +165,10 @@ fn the_weight_of_a_cgroup_is_set_and_put_back_by_stop_and_by_the_watchdog() {
 }
 
 #[test]
-fn what_divides_between_vms_is_weighed_and_not_a_leaf_in_it() {
+fn the_cgroup_that_divides_between_vms_is_weighed_and_not_its_leaf() {
     let Some((_guard, dir)) = prepare("leaf") else { return };
     let (Some(first), Some(second)) = (Group::make("scope"), Group::make("beside")) else { return };
-    // As libvirt has it: a leaf for each vCPU below the VM's own.
+    // As libvirt does: a leaf for each vCPU below the VM's own cgroup.
     let leaf = Group(first.0.join("vcpu0"));
     std::fs::create_dir(&leaf.0).unwrap();
     let (one, two) = (Guest::start(), Guest::start());
@@ -188,7 +188,7 @@ fn what_divides_between_vms_is_weighed_and_not_a_leaf_in_it() {
 }
 
 #[test]
-fn who_leaves_its_vm_alive_is_as_it_was_and_so_is_its_cgroup() {
+fn a_thread_that_leaves_its_vm_alive_is_restored_and_so_is_its_cgroup() {
     let Some((_guard, dir)) = prepare("leave") else { return };
     let (Some(first), Some(second)) = (Group::make("left"), Group::make("kept")) else { return };
     let (one, two) = (Guest::start(), Guest::start());

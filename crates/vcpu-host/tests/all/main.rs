@@ -1,4 +1,4 @@
-//! The scheduler of vCPUs on this machine.
+//! Tests of the vCPU scheduler on this machine.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod cgroups;

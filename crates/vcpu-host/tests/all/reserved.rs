@@ -1,5 +1,5 @@
-//! Reservations on real threads: the kernel gives them, keeps them beside hogs, and has them back
-//! however the scheduler ends. Without the right to real-time policies there is nothing to test.
+//! Reservations on real threads: the kernel grants them, keeps them beside hogs, and gets them back
+//! however the scheduler ends. Skipped without the right to real-time policies.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::{Path, PathBuf};
@@ -19,7 +19,8 @@ use crate::support::{Guest, Scheduler, affinity, pid, seen, until, watched};
 
 const PERIOD: Nanos = Nanos::from_millis(3);
 
-/// As others do, and only where a thread may have a deadline: one that is not confined.
+/// Like the common `prepare`, but only if a thread may have a deadline, that is, if it is not
+/// confined to some processors.
 fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     let prepared = support::prepare(name)?;
     let may = std::thread::spawn(|| policy::set(0, deadline(100)).is_ok()).join().unwrap();
@@ -67,7 +68,7 @@ fn a_reservation_follows_the_share_is_kept_and_is_given_back() {
     let other = scheduler.state(1, |vm| !vm.vcpus.is_empty());
     assert!((other.vcpus[0].entitled_percent - 33.3).abs() < 0.2, "{other:?}");
 
-    // Who changes it finds it changed again.
+    // A policy that another process changes is set again.
     policy::set(guest.id(), Policy::DEFAULT).unwrap();
     has(&guest, 999);
     drop(two);
@@ -79,7 +80,8 @@ fn a_reservation_follows_the_share_is_kept_and_is_given_back() {
     assert_eq!((policy::get(guest.id()).unwrap(), affinity(guest.id())), before);
 }
 
-/// What it ran, and when that was to 5 ms: on a busy machine this thread may wait between the two.
+/// Run time, and the time of that reading to 5 ms: on a busy machine this thread may wait between
+/// the two.
 fn reading(guest: &Guest) -> (Instant, Duration) {
     until("a reading without a pause", || {
         let begin = Instant::now();
@@ -88,7 +90,7 @@ fn reading(guest: &Guest) -> (Instant, Duration) {
     })
 }
 
-/// The kernel's own count of what it ran; what others have does not matter to it.
+/// Uses the kernel's own count of the run time, which other threads do not affect.
 #[test]
 fn a_reserved_thread_has_its_run_time_beside_hogs_and_no_more() {
     let Some((_guard, dir)) = prepare("beside") else { return };
@@ -109,7 +111,7 @@ fn a_reserved_thread_has_its_run_time_beside_hogs_and_no_more() {
     assert!((0.18..0.22).contains(&part), "{part}");
 }
 
-/// One that has a reservation beside one that has none, and a watchdog.
+/// A thread with a reservation beside one without, and a watchdog.
 fn beside_another(dir: &Path, guest: &Guest, other: &Guest) -> Scheduler {
     let scheduler = Scheduler::with(dir, &(reserved("vm0", guest, "") + &vm("vm1", other, "")));
     watched(&scheduler);
@@ -130,7 +132,7 @@ fn a_scheduler_that_is_killed_leaves_no_reservation() {
     assert_eq!(policy::get(guest.id()).unwrap(), before);
 }
 
-/// Scheduler and watchdog killed: whoever comes next finds the table.
+/// Scheduler and watchdog are killed, and the next process finds the table.
 #[test]
 fn a_sweep_puts_reservations_back() {
     let Some((_guard, dir)) = prepare("reserved-sweep") else { return };
@@ -191,12 +193,13 @@ fn too_much_is_refused_by_name_and_the_kernels_own_refusal_is_told() {
     drop(scheduler);
     until("what was reserved", || (!support::is_lent(one.id())).then_some(()));
 
-    // Others of the same root domain have nearly all: ours would fit, the kernel says no.
+    // Other threads of the same root domain have nearly all time. The reservation would fit the
+    // plan, but the kernel refuses it.
     let cpus = affinity(0);
     let count = (0..nix::sched::CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap()).count();
     let full: Vec<Guest> = (0..count).map(|_| Guest::start()).collect();
     for guest in &full {
-        // What was given back is free once the kernel's period of it is over.
+        // Released time is free once the kernel's period for it is over.
         until("five sixths of a processor", || policy::set(guest.id(), deadline(2_500)).ok());
     }
     let scheduler = Scheduler::with(&dir, &reserved("vm0", &one, "runtime = \"2 ms\""));
@@ -206,9 +209,9 @@ fn too_much_is_refused_by_name_and_the_kernels_own_refusal_is_told() {
     assert_eq!(state.mode, "none");
 }
 
-/// The table says of what is reserved that it stands until it is given back.
+/// The table says that a reservation lasts until it is given back.
 #[test]
-fn what_is_reserved_is_in_the_table_before_and_after() {
+fn a_reservation_is_in_the_table_before_and_after() {
     let Some((_guard, dir)) = prepare("table") else { return };
     let guest = Guest::start();
     let mut scheduler = Scheduler::with(&dir, &reserved("vm0", &guest, "runtime = \"0.3 ms\""));

@@ -1,8 +1,8 @@
-//! The service over real threads: a scheduler that is killed or stopped in the middle of a
-//! slice leaves no thread with a real-time policy, VMs come and go, and at the end all is as it
-//! was. Processes that compute stand for VMs of one vCPU. Without the right to real-time policies
-//! there is nothing to test. Scheduler and watchdog are this very program, called for one of the
-//! two tests at the end of the file, which are no tests.
+//! Tests of the service over real threads. A scheduler that is killed or stopped in the middle of a
+//! slice leaves no thread with a real-time policy. VMs come and go, and at the end everything is
+//! restored. Computing processes stand for VMs of one vCPU. Skipped without the right to real-time
+//! policies. Scheduler and watchdog are this program itself, called for one of the two role
+//! functions in `support`.
 
 use nix::sys::signal::{Signal, kill};
 use penstock_vcpu_host::policy;
@@ -12,10 +12,11 @@ use crate::support::{
     Guest, Scheduler, affinity, is_lent, pid, prepare, role, seen, until, watched,
 };
 
-/// A deadline that the fair class of two who compute never keeps, so that slices are lent often.
+/// A deadline that the fair class never keeps for two computing threads, so that slices are lent
+/// often.
 const OFTEN: &str = "1 ms";
 
-/// Every thread of the process is stopped: it does nothing more until it is told to go on.
+/// Whether every thread of the process is stopped until it is continued.
 fn is_stopped(id: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
     tasks.flatten().all(|task| {
@@ -24,7 +25,7 @@ fn is_stopped(id: u32) -> bool {
     })
 }
 
-/// How soon it does so is measured by the example `takeback`: here only who did it counts.
+/// The example `takeback` measures how soon; this test checks only which process did it.
 #[test]
 fn a_scheduler_that_is_killed_in_a_slice_leaves_nobody_with_a_processor() {
     let Some((_guard, dir)) = prepare("kill") else { return };
@@ -36,7 +37,7 @@ fn a_scheduler_that_is_killed_in_a_slice_leaves_nobody_with_a_processor() {
         until("a slice", || is_lent(guest.id()).then_some(()));
         scheduler.signal(Signal::SIGKILL);
         scheduler.child.wait().unwrap();
-        // No scheduler lives and no other has begun: what comes back the watchdog took.
+        // No scheduler lives and no other has started, so the watchdog took the loan back.
         let (dead, in_slice) = until("the watchdog", || {
             let dead = seen(&dir, "Dead", "");
             (dead > 0).then(|| (dead, seen(&dir, "Dead", "taken: 1 ")))
@@ -84,7 +85,7 @@ fn vms_come_and_go_and_at_the_end_all_is_as_it_was() {
     let half = scheduler.state(0, |vm| vm.vcpus[0].entitled_percent > 49.0);
     assert_eq!(half.problem, None);
 
-    // A VM that is paused has nothing to do, and the other one has all.
+    // A paused VM has nothing to do, and the other one has everything.
     kill(pid(guest.id()), Signal::SIGSTOP).unwrap();
     scheduler.state(0, |vm| vm.vcpus[0].blocked);
     kill(pid(guest.id()), Signal::SIGCONT).unwrap();
@@ -103,7 +104,7 @@ fn a_scheduler_whose_files_are_removed_gives_all_back_and_says_so() {
     let mut scheduler = Scheduler::start(&dir, &[&guest, &other], OFTEN);
     watched(&scheduler);
     until("a slice", || is_lent(guest.id()).then_some(()));
-    // It writes there meanwhile.
+    // The scheduler writes into the directory meanwhile.
     until("an empty place", || match std::fs::remove_dir_all(dir.join("run")) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => None,
         _ => Some(()),
@@ -129,7 +130,7 @@ fn a_watchdog_that_dies_has_a_successor() {
 }
 
 #[test]
-fn a_thread_that_two_vms_name_is_the_first_ones() {
+fn a_thread_that_two_vms_name_belongs_to_the_first() {
     let Some((_guard, dir)) = prepare("twice") else { return };
     let (guest, other) = (Guest::start(), Guest::start());
     let scheduler = Scheduler::start(&dir, &[&guest, &other, &guest], "3 ms");
@@ -144,7 +145,7 @@ fn a_thread_that_two_vms_name_is_the_first_ones() {
 fn a_second_scheduler_and_a_deadline_that_does_not_fit_are_refused() {
     let Some((_guard, dir)) = prepare("refuse") else { return };
     let (guest, other) = (Guest::start(), Guest::start());
-    // One slot in two is half a processor; a third VM leaves a third.
+    // One slot in two is half a processor; with a third VM each gets a third.
     let scheduler = Scheduler::start(&dir, &[&guest, &other], "0.5 ms");
     let vm = scheduler.state(0, |vm| !vm.vcpus.is_empty());
     assert_eq!((vm.mode.as_str(), vm.problem), ("periodic", None));

@@ -1,6 +1,6 @@
-//! Guests, schedulers and their roles, for tests of the service over real threads. Processes that
-//! compute stand for VMs of one vCPU. Scheduler and watchdog are the test's own program, called for
-//! one of the two tests at the end.
+//! Guests, schedulers and their roles, for tests of the service over real threads. Computing
+//! processes stand for VMs of one vCPU. Scheduler and watchdog are the test's own program, called
+//! for one of the two role functions at the end.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use penstock_vcpu_host::policy::{self, Policy};
 use penstock_vcpu_host::state::{State, VmState};
 use penstock_vcpu_host::{threads, watchdog};
 
-/// Where a watchdog writes what it saw, beside the scheduler's directory.
+/// File in which a watchdog records what it saw, beside the scheduler's directory.
 pub const SIGHTS: &str = "sights";
 
-/// What a role is told.
+/// Environment variable with the argument of a role.
 pub const PATH: &str = "PENSTOCK_TEST_PATH";
 
-/// All use one processor, one after another.
+/// All tests use one processor, one after another.
 pub static PROCESSOR: Mutex<()> = Mutex::new(());
 
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -69,7 +69,7 @@ impl Drop for Guest {
     }
 }
 
-/// This program as something else, which is told `path`.
+/// A command that runs this program in a role with the argument `path`.
 pub fn role(name: &str, path: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let test = format!("support::role_of_{name}");
@@ -84,7 +84,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Schedules VMs `vm0`, `vm1`, ... on the last processor, the first one with a deadline.
+    /// Schedules VMs `vm0`, `vm1`, ... on the last processor. The first has a deadline.
     pub fn start(dir: &Path, guests: &[&Guest], deadline: &str) -> Self {
         let mut text = String::new();
         for (at, guest) in guests.iter().enumerate() {
@@ -97,7 +97,7 @@ impl Scheduler {
         Self::with(dir, &text)
     }
 
-    /// The same with the tables of these VMs.
+    /// Schedules the VMs of these tables.
     pub fn with(dir: &Path, vms: &str) -> Self {
         std::fs::create_dir_all(dir).unwrap();
         let cpu = (0..CpuSet::count()).rfind(|c| affinity(0).is_set(*c).unwrap()).unwrap();
@@ -112,8 +112,8 @@ impl Scheduler {
         kill(pid(self.child.id()), signal).unwrap();
     }
 
-    /// SIGTERM to the thread that waits for it: unlike a program's own, the first thread of a test
-    /// does not have it blocked.
+    /// Sends SIGTERM to the thread that waits for it. Unlike in the real program, the first thread
+    /// of a test does not block it.
     pub fn terminate(&self) {
         let threads = threads::named(self.child.id(), "support::role_*").unwrap();
         let (pid, tid) = (threads[0].pid, threads[0].tid);
@@ -122,7 +122,7 @@ impl Scheduler {
         assert_eq!(sent, 0);
     }
 
-    /// Waits for a state of the VM number `at` that is as it should be.
+    /// Waits until the state of VM number `at` satisfies `is`.
     pub fn state(&self, at: usize, is: impl Fn(&VmState) -> bool) -> VmState {
         until("state", || {
             let state = State::load(&self.dir.join("run")).ok()?;
@@ -133,7 +133,7 @@ impl Scheduler {
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        // One that stands still has to go on to end.
+        // A stopped process must continue in order to end.
         let _ = kill(pid(self.child.id()), Signal::SIGCONT);
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -141,7 +141,7 @@ impl Drop for Scheduler {
     }
 }
 
-/// The processor and a directory, or `None` where nothing may be real-time.
+/// The processor and a directory, or `None` if no thread may be real-time.
 pub fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     let guard = PROCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
     let may = std::thread::spawn(|| policy::set(0, Policy::Fifo { priority: 1 }).is_ok());
@@ -153,20 +153,20 @@ pub fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     Some((guard, dir.join(format!("penstock-vcpu-{name}-{}", std::process::id()))))
 }
 
-/// A scheduler whose watchdog, and nobody slower, is there to take back what it lends.
+/// Ensures that only the watchdog is there to take back what the scheduler lends.
 pub fn watched(scheduler: &Scheduler) {
     let id = until("a watchdog", || {
         let state = State::load(&scheduler.dir.join("run")).ok()?;
         (state.watchdog > 0).then_some(state.watchdog)
     });
     let above = Policy::Fifo { priority: watchdog::PRIORITY };
-    // Here it runs in a test's thread, and not in the first of its process.
+    // In a test the service runs in a test's thread, and not in the first of its process.
     let threads = threads::named(id, "support::role_*").unwrap();
     let first = threads.iter().any(|thread| policy::get(thread.tid).is_ok_and(|p| p == above));
     assert!(first, "it waits for no guest and no scheduler");
 }
 
-/// What watchdogs have seen; those of a test have one directory.
+/// Counts what watchdogs have recorded; those of a test have one directory.
 pub fn seen(dir: &Path, what: &str, taken: &str) -> usize {
     let text = std::fs::read_to_string(dir.join(SIGHTS)).unwrap_or_default();
     text.lines().filter(|line| line.contains(what) && line.contains(taken)).count()
@@ -184,7 +184,7 @@ fn role_of_scheduler() {
     let watchdog = |run_dir: &std::path::Path| role("watchdog", run_dir);
     if let Err(error) = penstock_vcpu_host::service::run(&load, &watchdog) {
         eprintln!("{error}");
-        // No test that failed: what its caller makes of it counts.
+        // The role has failed; only its caller judges the result.
         std::process::exit(1);
     }
 }

@@ -1,4 +1,4 @@
-//! The one clock read of guests, generators and experiments: the machine's monotonic clock.
+//! The only module of guests, generators and experiments that reads a clock.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -6,21 +6,22 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use penstock_units::Nanos;
 
-/// Reads the monotonic clock.
+/// Reads the machine's monotonic clock.
 #[expect(clippy::disallowed_methods, reason = "an outermost layer: it drives real ports")]
 #[must_use]
 pub fn now() -> Instant {
     Instant::now()
 }
 
-/// Nanoseconds of `d`, saturating at `u64::MAX` (584 years).
+/// `d` in nanoseconds, at most `u64::MAX` (584 years).
 #[must_use]
 pub fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Waits until `fd` is readable (or hung up) or `limit` has passed; true when there is something.
-/// With no descriptor it only waits: the pause between two attempts to reach a peer's socket.
+/// Waits until `fd` is readable or hung up, or until `limit` has passed. Returns true in the first
+/// case. Without a descriptor it only waits, for a pause between two attempts to reach a peer's
+/// socket.
 pub fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
     let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
     match fd {
@@ -29,14 +30,14 @@ pub fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
             matches!(poll(&mut fds, timeout), Ok(n) if n > 0)
         }
         None => {
-            // An interrupted pause is a shorter pause; every caller has its own deadline.
+            // An interrupted pause is only shorter, because every caller has its own deadline.
             let _ = poll(&mut [], timeout);
             false
         }
     }
 }
 
-/// Time since 1970, as the kernel stamps frames with it.
+/// Time since 1970, in the form in which the kernel stamps frames.
 #[must_use]
 pub fn since_1970() -> Nanos {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
@@ -44,14 +45,15 @@ pub fn since_1970() -> Nanos {
     Nanos(nanos(now))
 }
 
-/// Date and time, UTC, to the second: `2026-11-21T14:00:00Z`.
+/// Date and time in UTC, to the second: `2026-11-21T14:00:00Z`.
 #[must_use]
 pub fn utc() -> String {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
     date_text(now.map_or(0, |now| now.tv_sec()))
 }
 
-/// Seconds since 1970 as a date (H. Hinnant, "chrono-compatible low-level date algorithms").
+/// Converts seconds since 1970 to a date (H. Hinnant, "chrono-compatible low-level date
+/// algorithms").
 fn date_text(seconds: i64) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let shifted = days + 719_468;

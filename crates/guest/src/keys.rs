@@ -1,53 +1,46 @@
-//! `key=value,key=value,flag` lists of command lines.
+//! Parser of `key=value,key=value,flag` lists on command lines.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// Why a list was refused.
+/// Reason for which a list is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// A key that must be there is not.
+    /// A required key is missing.
     #[error("`{text}`: {key} is missing")]
     Missing {
         /// The whole list.
         text: String,
-        /// The key.
         key: &'static str,
     },
-    /// A value that does not parse.
+    /// A value does not parse.
     #[error("`{text}`: {key}={value}: {reason}")]
     Value {
         /// The whole list.
         text: String,
-        /// The key.
         key: String,
-        /// Its value.
         value: String,
-        /// Why not.
         reason: String,
     },
-    /// A key nobody knows, or one given twice.
+    /// A key is unknown or given twice.
     #[error("`{text}`: no key is called {key}")]
     Unknown {
         /// The whole list.
         text: String,
-        /// The key.
         key: String,
     },
-    /// Two keys that cannot both be there.
+    /// Two keys exclude each other.
     #[error("`{text}`: {a} and {b} exclude each other")]
     Conflict {
         /// The whole list.
         text: String,
-        /// One key.
         a: &'static str,
-        /// The other.
         b: &'static str,
     },
 }
 
-/// A list being taken apart.
+/// The entries of a list that were not yet taken.
 #[derive(Debug)]
 pub(crate) struct Keys {
     text: String,
@@ -55,7 +48,7 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// Splits `text`; only `flags` may stand without a value.
+    /// Splits `text`. Only `flags` may be given without a value.
     pub fn parse(text: &str, flags: &[&str]) -> Result<Self, KeyError> {
         let mut entries = Vec::new();
         for part in text.split(',').filter(|p| !p.is_empty()) {
@@ -75,7 +68,7 @@ impl Keys {
         Some(self.entries.remove(at).1)
     }
 
-    /// The value of `key`, if it is there.
+    /// The value of `key`, if it is given.
     pub fn optional<T: FromStr<Err: Display>>(&mut self, key: &str) -> Result<Option<T>, KeyError> {
         let Some(value) = self.take(key) else { return Ok(None) };
         value.parse().map(Some).map_err(|e: T::Err| KeyError::Value {
@@ -86,18 +79,18 @@ impl Keys {
         })
     }
 
-    /// The value of `key`, which must be there.
+    /// The value of a required `key`.
     pub fn required<T: FromStr<Err: Display>>(&mut self, key: &'static str) -> Result<T, KeyError> {
         let missing = KeyError::Missing { text: self.text.clone(), key };
         self.optional(key)?.ok_or(missing)
     }
 
-    /// Whether the flag is there.
+    /// Whether the flag is given.
     pub fn flag(&mut self, key: &str) -> bool {
         self.take(key).is_some()
     }
 
-    /// Refuses what nobody asked for.
+    /// Refuses a list with entries that were not taken.
     pub fn finish(mut self) -> Result<(), KeyError> {
         match self.entries.pop() {
             None => Ok(()),

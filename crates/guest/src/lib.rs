@@ -1,20 +1,23 @@
-//! The guest's side of the switch: what plays the part of a VM or of a namespace's NIC.
+//! The guest's side of the switch: it plays the part of a VM or of a namespace's NIC.
 //!
-//! **Problem.** A switch is only as good as what it is driven with. Here is our own driver side of
-//! vhost-user virtio-net (we play the VM), a load generator that keeps rings full from one core,
-//! and endpoints that put the real kernel stack of a network namespace behind a vhost-user port.
-//! `penstock endpoint` and `penstock calibrate` are made of it, and the lab's experiments.
+//! # Purpose
+//! The crate has its own driver of vhost-user virtio-net, a load generator that keeps rings full
+//! from one core, and endpoints that put the real kernel stack of a network namespace behind a
+//! vhost-user port. `penstock endpoint`, `penstock calibrate` and the lab's experiments use it.
 //!
+//! | Module | Content |
 //! | Module | What it is |
 //! |---|---|
-//! | [`driver`] | guest memory, rings, vhost-user session: one virtio-net device driven |
+//! | [`driver`] | one virtio-net device: guest memory, rings, vhost-user session |
 //! | [`load`] | many VMs in one polling loop: rates, sizes, flows, verification |
-//! | [`endpoint`] | a namespace's TAP joined to a virtio driver, offloads kept |
-//! | [`bed`] | where something is measured: cores, pages, daemons, and a guard over all |
-//! | [`mac`], [`clock`] | Ethernet addresses as text; the one clock read |
+//! | [`endpoint`] | a namespace's TAP joined to a virtio driver, with offloads |
+//! | [`bed`] | the environment of a measurement: cores, pages, daemons, and a guard over all |
+//! | [`mac`], [`clock`] | Ethernet addresses as text; reading the clock |
 //!
-//! **Unsafe code** lives in `driver::memory` (the mapping), `driver::session` (file descriptors
-//! handed to the protocol crate), and `endpoint::tap` (ioctls); nowhere else.
+//! # Unsafe code
+//! It is in `driver::memory` (the mapping), `driver::session` (descriptors passed to the protocol
+//! crate) and `endpoint::tap` (ioctls), and nowhere else.
+#![allow(missing_docs, reason = "a crate of this workspace only; comments say what names do not")]
 #![deny(unsafe_code)]
 
 pub mod bed;

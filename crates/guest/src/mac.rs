@@ -3,17 +3,16 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// An Ethernet address.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, Default, Debug, serde::Serialize, serde::Deserialize,
 )]
 #[serde(try_from = "String", into = "String")]
 pub struct Mac(
-    /// The six bytes in the order they are sent.
+    /// The six bytes in the order of transmission.
     pub [u8; 6],
 );
 
-/// Text that is no Ethernet address.
+/// The text is not an Ethernet address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no MAC address such as 52:54:00:00:00:01")]
 pub struct BadMac(String);

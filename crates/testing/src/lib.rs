@@ -1,4 +1,5 @@
-//! What the tests of all crates share. Only tests depend on this crate; `penstock-tidy` checks it.
+//! Helpers that the tests of all crates share. Only tests may depend on this crate, which
+//! `penstock-tidy` checks.
 //!
 //! # Skips
 //! A test that cannot run on this machine returns early, and libtest counts it as passed. Such a

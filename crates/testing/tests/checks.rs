@@ -1,4 +1,4 @@
-//! `scripts/checks.sh` with a cargo of ours: what is skipped is printed and counted, and in CI it
+//! Tests `scripts/checks.sh` with a fake cargo: skips are printed and counted, and in CI a skip
 //! fails unless the list allows it.
 #![allow(clippy::unwrap_used, reason = "a test, helpers included, ends where it fails")]
 
@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Says that it can do everything, records a skip as a test does, and prints another as a script.
+/// A fake cargo: accepts every command, records a skip as a test does, and prints another as a
+/// script.
 const CARGO: &str = "#!/bin/sh
 case $* in *--version*) exit 0 ;; esac
 echo 'SKIP qos a::test: no such machine' >>\"$PENSTOCK_SKIPS\"
@@ -26,7 +27,7 @@ impl Folder {
         Self(path)
     }
 
-    /// One lane with this list; whether it was content, and what it printed.
+    /// Runs one lane with this list. Returns whether it succeeded, and its output.
     fn lane(&self, ci: bool, allowed: &str) -> (bool, String) {
         let list = self.0.join("allowed");
         std::fs::write(&list, allowed).unwrap();

@@ -1,6 +1,6 @@
-//! Which crate may depend on which: `units` ← `qos vcpu fabric` ← `dataplane controller vcpu-host
-//! vcpu-scx` ← `control guest` ← `sim` ← `lab`; the product stands beside `sim` and links neither
-//! it nor `lab`. Tests may use any crate as long as no circle results.
+//! Allowed dependencies between crates: `units` ← `qos vcpu fabric` ← `dataplane controller
+//! vcpu-host vcpu-scx` ← `control guest` ← `sim` ← `lab`. The product is in the layer of `sim`, and
+//! links neither `sim` nor `lab`. Tests may use any crate as long as no circle results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,37 +13,37 @@ use crate::Finding;
 
 const PURE: &[&str] = &["qos", "vcpu", "fabric"];
 const SERVICES: &[&str] = &["dataplane", "controller", "vcpu-host", "vcpu-scx"];
-/// What applies a configuration to the data path, and what attaches to it from the other side.
+/// Crates that apply a configuration to the data path, or attach to it from the other side.
 const ROUND: &[&str] = &["control", "guest"];
 
-/// Crates that no product code may use and that use none of ours.
+/// Crates that no product code may use and that use no other crate of the workspace.
 const APART: &[&str] = &["tidy", "testing"];
 
-/// A crate's layer; it may use the layers below. `None`: a name not yet placed.
+/// A crate's layer; it may use the layers below. `None` for a name without a layer.
 fn layer(krate: &str) -> Option<u8> {
     match krate {
         "units" => Some(0),
         _ if PURE.contains(&krate) => Some(1),
         _ if SERVICES.contains(&krate) => Some(2),
         _ if ROUND.contains(&krate) => Some(3),
-        // What is sold has no simulator and no experiment in it.
+        // The product contains neither the simulator nor experiments.
         "sim" | "penstock" => Some(4),
         "lab" => Some(5),
-        // Fuzz targets: may look at everything.
+        // Fuzz targets may use every crate.
         "fuzz" => Some(6),
         _ if APART.contains(&krate) => Some(0),
         _ => None,
     }
 }
 
-/// The crates of the workspace by folder name, and who uses whom.
+/// The crates of the workspace by folder name, and their dependencies.
 #[derive(Debug, Default)]
 pub struct Graph {
-    /// Normal and build dependencies.
+    /// Normal and build dependencies: (user, used).
     pub uses: BTreeSet<(String, String)>,
     /// Dependencies of tests, examples and benches.
     pub tests_use: BTreeSet<(String, String)>,
-    /// Crate roots (library and programs) by crate, from the root of the tree.
+    /// Crate roots (library and programs) by crate, relative to the root of the tree.
     pub roots: BTreeMap<String, Vec<String>>,
 }
 
@@ -73,7 +73,7 @@ struct Target {
 }
 
 impl Graph {
-    /// Asks cargo.
+    /// Reads the graph from `cargo metadata`.
     pub fn read(root: &Path) -> Result<Self> {
         let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
         let out = Command::new(cargo)
@@ -113,7 +113,7 @@ fn short(name: &str) -> &str {
     name.strip_prefix("penstock-").unwrap_or(name)
 }
 
-/// Edges that point the wrong way, crates without a layer, circles through tests.
+/// Reports edges that point the wrong way, crates without a layer, and circles through tests.
 pub fn check(graph: &Graph) -> Vec<Finding> {
     let manifest = |krate: &str| format!("crates/{krate}/Cargo.toml");
     let mut found = Vec::new();

@@ -1,17 +1,16 @@
-//! Splits Rust text into code and comments, line by line, so that a check never trips over a word
-//! in a string or misses one behind a comment.
+//! Splits Rust text into code and comments, line by line, so that a check neither reacts to a word
+//! in a string nor misses one behind a comment.
 
-/// One line, seen twice; what belongs to the other view is blank.
+/// One line in two views. In each view the text of the other is blank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Line {
-    /// Code, with the contents of string and character literals left out.
+    /// Code, without the contents of string and character literals.
     pub code: String,
-    /// Text of comments.
     pub comment: String,
 }
 
 impl Line {
-    /// Nothing but a comment stands here.
+    /// Whether the line contains only a comment.
     pub fn is_comment(&self) -> bool {
         self.code.trim().is_empty() && !self.comment.trim().is_empty()
     }
@@ -93,7 +92,7 @@ pub fn split(text: &str) -> Vec<Line> {
     lines
 }
 
-/// One step in code: how many characters it took.
+/// One step in code. Returns the number of characters consumed.
 fn code(chars: &[char], at: usize, line: &mut Line, state: &mut State) -> usize {
     let c = chars[at];
     let next = chars.get(at + 1).copied();
@@ -138,7 +137,7 @@ fn ends_in_word(line: &Line) -> bool {
     line.code.chars().next_back().is_some_and(|c| c.is_alphanumeric() || c == '_')
 }
 
-/// Width of the character literal that begins here, 1 if this is a lifetime.
+/// Width of the character literal that begins here; 1 if it is a lifetime.
 fn literal_width(chars: &[char]) -> usize {
     match (chars.get(1), chars.get(2)) {
         (Some('\\'), _) => {

@@ -1,5 +1,5 @@
-//! What is judged line by line: width, unfinished work, `unsafe` without a reason, clocks and the
-//! outside world in crates that hold state machines only, skips of tests that nobody would count.
+//! Checks line by line: width, unfinished work, `unsafe` without a reason, clocks and the outside
+//! world in crates that only hold state machines, and unrecorded skips of tests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,23 +10,24 @@ use anyhow::{Context, Result};
 use crate::lexer::{self, Line};
 use crate::{Finding, Source};
 
-/// Longest line, in characters.
+/// Maximum length of a line in characters.
 const WIDTH: usize = 100;
-/// Crates that get the time as an argument and touch nothing outside.
+/// Crates that get the time as an argument and access nothing outside.
 const PURE: [&str; 4] = ["units", "qos", "vcpu", "fabric"];
-/// What a pure crate does not name.
+/// Names that a pure crate must not contain.
 const OUTSIDE: [&str; 7] =
     ["Instant::now", "SystemTime::now", "rdtsc", "_rdtsc", "thread::sleep", "std::net", "std::fs"];
-/// Crates that face the operating system or a ring: there `unsafe` is denied and lifted by module.
+/// Crates that face the operating system or a ring. They deny `unsafe` and lift that by module.
 const MAY_LIFT: [&str; 4] = ["dataplane", "vcpu-host", "guest", "lab"];
-/// Marks of unfinished work. Split, so that this file does not name them.
+/// Marks of unfinished work. Split, so that this file does not contain them.
 const MARKS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
-/// How a skipped test began to speak, in lower case: nobody counts what it prints.
+/// Beginnings of printed messages about skipped tests, in lower case. Such skips would not be
+/// counted.
 const SKIPS: [&str; 3] =
     [concat!("(\"sk", "ip"), concat!("(\"left ", "out"), concat!("(\"needs ", "root")];
 const CALLS: [&str; 3] = [concat!("to", "do!"), concat!("unimple", "mented!"), concat!("db", "g!")];
 
-/// Findings of one Rust file.
+/// Findings in one Rust file.
 pub fn check(source: &Source) -> Vec<Finding> {
     let lines = lexer::split(&source.text);
     let mut found = Vec::new();
@@ -63,7 +64,7 @@ pub fn check(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// Every crate root must forbid `unsafe`, or deny it where a module may lift it.
+/// Every crate root must forbid `unsafe`, or deny it if modules may lift that.
 pub fn check_crate_roots(
     root: &Path,
     roots: &BTreeMap<String, Vec<String>>,
@@ -87,7 +88,7 @@ fn check_crate_root(krate: &str, path: &str, text: &str) -> Option<Finding> {
     Some(Finding::new(path, 0, format!("crate root without #![{level}(unsafe_code)]")))
 }
 
-/// `text` contains `word`, not as part of a longer one.
+/// Whether `text` contains `word`, and not as a part of a longer word.
 fn has_word(text: &str, word: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     text.match_indices(word).any(|(at, _)| {
@@ -96,7 +97,8 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// An unsafe block or implementation begins here; an unsafe function says so in its docs.
+/// Whether an unsafe block or implementation begins here. An unsafe function states its reason in
+/// its documentation.
 fn opens_unsafe(code: &str) -> bool {
     code.match_indices("unsafe").any(|(at, word)| {
         let after = code[at + word.len()..].trim_start();
@@ -104,13 +106,13 @@ fn opens_unsafe(code: &str) -> bool {
     })
 }
 
-/// The statement line `n` belongs to has a reason on it, or in the comment above it.
+/// Whether the statement of line `n` has a reason on its lines, or in the comment above it.
 fn is_justified(lines: &[Line], n: usize) -> bool {
     if lines[n].comment.contains("SAFETY:") {
         return true;
     }
     let mut above = lines[..n].iter().rev().peekable();
-    // To the first line of the statement.
+    // Goes up to the first line of the statement.
     while let Some(line) = above.peek() {
         let code = line.code.trim();
         let starts_here = code.ends_with([';', '{', '}']) || code.is_empty();

@@ -1,4 +1,4 @@
-//! Relative links in Markdown must lead somewhere.
+//! Checks that relative links in Markdown lead to an existing file.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ fn targets(text: &str) -> Vec<(usize, &str)> {
             continue;
         }
         for (at, _) in line.match_indices("](") {
-            // An odd number of back quotes before it: inside code.
+            // An odd number of back quotes in front of the link means that it is inside code.
             let in_code = line[..at].matches('`').count() % 2 == 1;
             let rest = &line[at + 2..];
             let target = rest.split([')', ' ']).next().unwrap_or_default();

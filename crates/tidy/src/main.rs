@@ -28,14 +28,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-/// One thing that is wrong: where, and what to do about it.
+/// A violation of a rule: where it is, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// Path from the root of the tree.
+    /// Path relative to the root of the tree.
     pub path: String,
-    /// From 1; 0 for the file as a whole.
+    /// Line number from 1; 0 means the file as a whole.
     pub line: usize,
-    /// What is wrong.
+    /// The violation and its remedy.
     pub what: String,
 }
 
@@ -57,9 +57,8 @@ impl fmt::Display for Finding {
 /// A file of the tree, read once.
 #[derive(Debug)]
 pub struct Source {
-    /// Path from the root of the tree, with `/`.
+    /// Path relative to the root of the tree, with `/`.
     pub path: String,
-    /// Its text.
     pub text: String,
 }
 
@@ -94,7 +93,7 @@ fn main() -> Result<ExitCode> {
     Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Every file of the tree that ends in `.ext`, in path order; build output is left out.
+/// Every file of the tree that ends in `.ext`, in path order, without build output.
 fn read_all(root: &Path, ext: &str) -> Result<Vec<Source>> {
     let mut paths = Vec::new();
     walk(root, ext, &mut paths)?;

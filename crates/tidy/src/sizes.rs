@@ -1,5 +1,5 @@
-//! Length of files and functions. What is too long already is listed in `ratchet.txt` with its
-//! size: it may shrink, never grow, and nothing new may join the list.
+//! Checks the length of files and functions. `ratchet.txt` lists those that are too long with their
+//! sizes. A listed one may shrink but not grow, and no new one may be added.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,15 +9,15 @@ use anyhow::{Context, Result, ensure};
 use crate::lexer;
 use crate::{Finding, Source};
 
-/// Longest file, in lines.
+/// Maximum length of a file in lines.
 const FILE: usize = 800;
-/// Longest function from `fn` to its closing brace, in lines.
+/// Maximum length of a function in lines, from `fn` to its closing brace.
 const FUNCTION: usize = 70;
 
-/// What is too long, by name: `path` for a file, `path fn name` for a function.
+/// Sizes by name: `path` for a file, `path fn name` for a function.
 pub type Sizes = BTreeMap<String, usize>;
 
-/// Everything in `sources` that is over its limit.
+/// All files and functions in `sources` that are over their limit.
 pub fn measure(sources: &[Source]) -> Sizes {
     let mut sizes = Sizes::new();
     for source in sources {
@@ -27,7 +27,8 @@ pub fn measure(sources: &[Source]) -> Sizes {
         }
         for (name, lines) in functions(&source.text) {
             if lines > FUNCTION {
-                // Two of one name in a file share an entry: the longer counts.
+                // Two functions with the same name in a file share an entry, and the longer one
+                // counts.
                 let entry = sizes.entry(format!("{} fn {name}", source.path)).or_default();
                 *entry = lines.max(*entry);
             }
@@ -52,7 +53,7 @@ fn functions(text: &str) -> Vec<(String, usize)> {
                         break 'body;
                     }
                     '}' => depth = depth.saturating_sub(1),
-                    // A declaration without a body.
+                    // A declaration has no body.
                     ';' if depth == 0 => break 'body,
                     _ => {}
                 }
@@ -70,12 +71,12 @@ fn function_name(code: &str) -> Option<&str> {
     (end > 0).then(|| &name[..end])
 }
 
-/// The list of what was too long when it was written.
+/// The list of too long files and functions.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ratchet(Sizes);
 
 impl Ratchet {
-    /// Reads `SIZE NAME` lines; `#` begins a comment.
+    /// Parses `SIZE NAME` lines; `#` begins a comment.
     pub fn parse(text: &str) -> Result<Self> {
         let mut sizes = Sizes::new();
         for line in text.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')) {
@@ -86,7 +87,7 @@ impl Ratchet {
         Ok(Self(sizes))
     }
 
-    /// What grew, is new, or is shorter than listed.
+    /// Reports what grew, is new, or is shorter than listed.
     pub fn check(&self, now: &Sizes) -> Vec<Finding> {
         let mut found = Vec::new();
         for (name, size) in now {
@@ -110,7 +111,7 @@ impl Ratchet {
         found
     }
 
-    /// This list with every entry lowered to its present size, and what is short enough left out.
+    /// This list with every entry lowered to its present size, without those within the limit.
     pub fn shrunk(&self, now: &Sizes) -> Self {
         let keep = |(name, old): (&String, &usize)| {
             now.get(name).map(|size| (name.clone(), (*size).min(*old)))

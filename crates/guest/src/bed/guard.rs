@@ -1,11 +1,14 @@
-//! What a measurement leaves behind when it dies: nothing.
+//! The guard: it ensures that nothing remains of a measurement.
 //!
-//! **Problem.** A measurement starts daemons, reserves hugepages, makes directories and
-//! namespaces. A signal, an error or `kill -9` must not leave any of it. **Rule.** A second
-//! process, the *guard*, is told of each thing before or right after it is made, over a pipe. It
-//! waits for the pipe's end, whatever brought it about, and takes everything down in reverse
-//! order. There is one way of taking down, so it is the one that every run tests. Processes are
-//! named by id *and* start time: an id that was given to somebody else is left alone.
+//! # Problem
+//! A measurement starts daemons, reserves hugepages, and makes directories and namespaces. A
+//! signal, an error or `kill -9` must leave none of these behind.
+//!
+//! # Approach
+//! A second process, the *guard*, is told over a pipe of each thing before or directly after it is
+//! made. It waits for the end of the pipe, whatever the cause, and removes everything in reverse
+//! order. There is only one way of removal, so every run tests it. Processes are identified by id
+//! *and* start time, so a reused id is not killed.
 
 use std::fmt;
 use std::io::{BufRead, Write as _};
@@ -24,36 +27,35 @@ use tokio::sync::oneshot;
 
 use crate::clock;
 
-/// The running program, also when its file has been replaced meanwhile.
+/// Path of the running program, which works even after its file was replaced.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
-/// The verb by which a program that measures is its own guard, and calls [`watch`].
+/// Command by which a program that measures runs as its own guard, which calls [`watch`].
 pub const VERB: &str = "guard";
-/// Where the number of 2 MiB pages is set.
+/// File that sets the number of 2 MiB pages.
 pub(super) const HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
-/// The weight of a session's processes against those of other sessions.
+/// File of the weight of this session's processes against those of other sessions.
 const AUTOGROUP: &str = "/proc/self/autogroup";
-/// How long a process may take to end by itself.
+/// Time that a process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(5);
-/// Between two looks at a process that is ending.
+/// Time between two looks at a process that is ending.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// A thing to take down.
+/// A thing to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ward {
-    /// A process.
     Process {
-        /// Its id.
+        /// Id of the process.
         pid: i32,
-        /// Its start in clock ticks after the boot.
+        /// Start time in clock ticks since boot.
         start: u64,
     },
-    /// A directory with all that is in it.
+    /// A directory with its content.
     Directory(PathBuf),
     /// A namespace that `ip netns` knows.
     Netns(String),
-    /// So many 2 MiB pages more than there were.
+    /// Number of 2 MiB pages that were added.
     Hugepages(u64),
-    /// The session's weight as it was.
+    /// Previous weight of the session.
     Autogroup(i32),
 }
 
@@ -88,21 +90,21 @@ impl FromStr for Ward {
     }
 }
 
-/// Ends all processes in a namespace of ours: servers leave sessions behind that are nobody's
-/// children any more.
+/// Kills all processes in a namespace of this measurement. Servers leave sessions behind that are
+/// no longer anybody's children.
 pub fn end_inside(netns: &str) {
     let Ok(told) = Command::new("ip").args(["netns", "pids", netns]).output() else { return };
     for pid in String::from_utf8_lossy(&told.stdout).lines().filter_map(|pid| pid.parse().ok()) {
-        // One that ended meanwhile is what was wanted.
+        // A process that has ended meanwhile needs no signal.
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
 }
 
 impl Ward {
-    /// A process that runs.
+    /// The ward for a running process.
     ///
     /// # Errors
-    /// There is none with this id.
+    /// No process has this id.
     pub fn process(pid: u32) -> anyhow::Result<Self> {
         let pid = i32::try_from(pid)?;
         let start = start_of(pid).with_context(|| format!("process {pid} is gone already"))?;
@@ -133,11 +135,10 @@ impl Ward {
     }
 }
 
-/// When the process started, in clock ticks after the boot; `None` when there is none or it is
-/// only waited for.
+/// Start time of a process in clock ticks since boot; `None` if it does not exist or is a zombie.
 fn start_of(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The name is in parentheses and may contain anything.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     if fields.next() == Some("Z") {
         return None;
@@ -161,9 +162,9 @@ fn end_process(pid: i32, start: u64) -> anyhow::Result<()> {
         return Ok(());
     }
     let id = Pid::from_raw(pid);
-    // It may end between the look and the signal, which is as well.
+    // The process may end between the look and the signal, which does no harm.
     let _ = kill(id, Signal::SIGTERM);
-    // A stopped process gets its signals when it goes on.
+    // A stopped process receives its signals when it continues.
     let _ = kill(id, Signal::SIGCONT);
     if gone(GRACE) {
         return Ok(());
@@ -173,13 +174,13 @@ fn end_process(pid: i32, start: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The guard's own program: reads wards until the pipe ends, then takes them down.
+/// The main function of the guard: reads wards until the pipe ends, then removes them.
 ///
 /// # Errors
-/// When something could not be taken down; the rest is taken down all the same.
+/// Something could not be removed. The rest is removed all the same.
 pub fn watch(wards: impl BufRead) -> anyhow::Result<()> {
     let mut known = Vec::new();
-    // A pipe that breaks ends like one that is closed.
+    // A broken pipe counts as closed.
     for line in wards.lines().map_while(Result::ok) {
         match line.parse::<Ward>() {
             Ok(ward) => known.push(ward),
@@ -197,15 +198,15 @@ pub fn watch(wards: impl BufRead) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The measurement's end of the pipe.
+/// The measurement's end of the pipe to the guard.
 #[derive(Debug, Clone)]
 pub struct Guard(Arc<Mutex<Option<Child>>>);
 
 impl Guard {
-    /// Starts the guard's process: this program, as [`VERB`].
+    /// Starts the guard: this program with the command [`VERB`].
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// The process cannot be started.
     pub fn start() -> anyhow::Result<Self> {
         let child = Command::new(THIS_PROGRAM)
             .arg(VERB)
@@ -218,30 +219,30 @@ impl Guard {
         Ok(Self(Arc::new(Mutex::new(Some(child)))))
     }
 
-    /// Has the guard take down `ward` at the end.
+    /// Makes the guard remove `ward` at the end.
     ///
     /// # Errors
-    /// When the guard is gone; then the caller must not go on.
+    /// The guard is gone. The caller must then not continue.
     pub fn take(&self, ward: &Ward) -> anyhow::Result<()> {
         let mut child = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let pipe = child.as_mut().and_then(|c| c.stdin.as_mut()).context("the guard is gone")?;
         writeln!(pipe, "{ward}").context("telling the guard")
     }
 
-    /// Takes everything down and waits until it is done. Later calls do nothing.
+    /// Removes everything and waits until it is done. Later calls do nothing.
     pub fn finish(&self) {
         let child = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut child) = child else { return };
         drop(child.stdin.take());
-        // What it could not take down it has said itself.
+        // The guard itself reports what it could not remove.
         let _ = child.wait();
     }
 }
 
-/// Gives this session, and so all that is measured, its weight against other sessions'; the guard
-/// puts the old one back. Without the right to do so nothing changes.
+/// Sets the weight of this session, and so of all that is measured, against other sessions. The
+/// guard restores the old one. Returns false and changes nothing without the permission.
 pub(super) fn weigh_session(guard: &Guard, nice: i32) -> anyhow::Result<bool> {
-    // "/autogroup-123 nice 0"
+    // The format is "/autogroup-123 nice 0".
     let Ok(text) = std::fs::read_to_string(AUTOGROUP) else { return Ok(false) };
     let Some(before) = text.split_whitespace().last().and_then(|n| n.parse::<i32>().ok()) else {
         return Ok(false);
@@ -250,11 +251,11 @@ pub(super) fn weigh_session(guard: &Guard, nice: i32) -> anyhow::Result<bool> {
     Ok(std::fs::write(AUTOGROUP, nice.to_string()).is_ok())
 }
 
-/// Does `work` under a guard of its own, which has taken everything down before this returns: also
-/// when a signal ends it, whose number and 128 are then the exit status.
+/// Runs `work` under a guard of its own, which has removed everything when this returns. If a
+/// signal ends the work, the exit status is 128 plus the signal's number.
 ///
 /// # Errors
-/// The outer ones: it cannot be started. The inner ones are those of `work`.
+/// The outer error says that the guard cannot be started. The inner error is that of `work`.
 pub fn guarded(
     name: &'static str,
     work: impl FnOnce(&Guard) -> anyhow::Result<ExitCode> + Send + 'static,
@@ -270,7 +271,7 @@ pub fn guarded(
     outcome
 }
 
-/// The work's outcome, or 128 and the signal's number.
+/// Result of the work, or 128 plus the signal's number.
 async fn until_end(
     name: &'static str,
     work: impl FnOnce() -> anyhow::Result<ExitCode> + Send + 'static,
@@ -278,7 +279,8 @@ async fn until_end(
     let mut interrupt = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
     let mut terminate = signal(SignalKind::terminate()).context("signals cannot be handled")?;
     let (done, ended) = oneshot::channel();
-    // A thread of its own, because it polls; it dies with the process if a signal comes first.
+    // A thread of its own, because the work polls. It dies with the process if a signal comes
+    // first.
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || done.send(work()))
@@ -318,7 +320,7 @@ mod tests {
         let stop = Pid::from_raw(i32::try_from(mine.id()).unwrap());
         kill(stop, Signal::SIGSTOP).unwrap();
         let ward = Ward::process(mine.id()).unwrap();
-        // The same id with another start is somebody else.
+        // The same id with another start time is a different process.
         let stranger = Ward::Process { pid: i32::try_from(other.id()).unwrap(), start: 1 };
         let told = format!("directory {}\n{stranger}\n{ward}\n", dir.display());
         watch(told.as_bytes()).unwrap();

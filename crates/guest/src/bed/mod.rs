@@ -1,9 +1,10 @@
-//! Where something is measured: its directory, its cores, its pages; and nothing of it stays.
+//! The environment of a measurement: its directory, cores and pages. All of it is removed at the
+//! end.
 //!
-//! | Module | What it is |
+//! | Module | Content |
 //! |---|---|
-//! | [`guard`] | takes everything down, whatever ends a measurement |
-//! | [`process`] | daemons under guard, and commands asked for an answer |
+//! | [`guard`] | removes everything, whatever ends a measurement |
+//! | [`process`] | daemons under the guard, and commands with an answer |
 
 pub mod guard;
 pub mod process;
@@ -20,12 +21,12 @@ pub use guard::{Guard, Ward};
 use guard::{HUGEPAGES, weigh_session};
 use process::ask;
 
-/// The nice value of everything that is measured, and the weight of its session.
+/// Nice value of everything that is measured, and weight of its session.
 const NICE: i32 = -20;
 
-/// Has the kernel make large pieces of free memory.
+/// File by which the kernel compacts free memory.
 const COMPACT: &str = "/proc/sys/vm/compact_memory";
-/// How often hugepages are asked for.
+/// Number of attempts to get hugepages.
 const HUGEPAGE_TRIES: u32 = 4;
 
 /// Settings that all measurements have.
@@ -45,7 +46,7 @@ pub struct BedArgs {
     pub no_nice: bool,
 }
 
-/// The place.
+/// The environment of one measurement.
 #[derive(Debug)]
 pub struct Bed {
     guard: Guard,
@@ -58,7 +59,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Makes the directory and picks the cores.
+    /// Makes the directory and selects the cores.
     pub fn new(args: &BedArgs, guard: Guard) -> anyhow::Result<Self> {
         let allowed = allowed_cores()?;
         let (Some(first), Some(last)) = (allowed.first(), allowed.last()) else {
@@ -88,49 +89,47 @@ impl Bed {
         Ok(Self { guard, dir, worker_core, generator_core, idle_backoff_us, weighed, tsc_hz })
     }
 
-    /// What takes down what is made here.
+    /// The guard that removes what is made here.
     #[must_use]
     pub fn guard(&self) -> &Guard {
         &self.guard
     }
 
-    /// The directory; it goes at the end.
+    /// The directory, which is removed at the end.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The core of the switch's worker.
     #[must_use]
     pub fn worker_core(&self) -> u32 {
         self.worker_core
     }
 
-    /// The core of the generator.
     #[must_use]
     pub fn generator_core(&self) -> u32 {
         self.generator_core
     }
 
-    /// The longest sleep of an idle worker, in microseconds.
+    /// Longest sleep of an idle worker, in microseconds.
     #[must_use]
     pub fn idle_backoff_us(&self) -> u32 {
         self.idle_backoff_us
     }
 
-    /// Whether what is measured goes before all else.
+    /// Whether the measured processes have a raised priority.
     #[must_use]
     pub fn raises_priority(&self) -> bool {
         self.weighed
     }
 
-    /// Cycles a second of the time-stamp counter.
+    /// Frequency of the time-stamp counter in cycles per second.
     #[must_use]
     pub fn tsc_hz(&self) -> f64 {
         self.tsc_hz
     }
 
-    /// Makes sure that so many 2 MiB pages are free; those added go again at the end.
+    /// Ensures that `pages` pages of 2 MiB are free. Added pages are removed at the end.
     pub fn need_hugepages(&self, pages: u64) -> anyhow::Result<()> {
         let missing = pages.saturating_sub(free_hugepages()?);
         if missing == 0 {
@@ -150,7 +149,8 @@ impl Bed {
             if free >= pages {
                 break;
             }
-            // Memory in pieces: put them together and ask again. Who may not has what there is.
+            // Memory is fragmented: compact it and ask again. Without the permission the present
+            // number counts.
             let _ = std::fs::write(COMPACT, "1");
         }
         ensure!(
@@ -179,7 +179,7 @@ impl Bed {
         map
     }
 
-    /// Runs `work` in a thread pinned to the generator's core.
+    /// Runs `work` in a thread that is pinned to the generator's core.
     pub fn on_generator_core<T: Send>(
         &self,
         work: impl FnOnce() -> anyhow::Result<T> + Send,
@@ -209,7 +209,7 @@ fn pin(core: u32) -> anyhow::Result<()> {
         .with_context(|| format!("pinning to core {core}"))
 }
 
-/// Raises the priority of this thread and all it starts, and of the session; best effort.
+/// Raises the priority of this thread, its children and the session, as far as permitted.
 fn weigh(guard: &Guard) -> anyhow::Result<bool> {
     let me = nix::unistd::gettid().to_string();
     let niced = ask(Command::new("renice").args(["-n", &NICE.to_string(), "-p", &me])).is_ok();

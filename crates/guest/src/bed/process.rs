@@ -1,4 +1,4 @@
-//! Programs that a measurement runs: daemons under guard, and commands asked for an answer.
+//! Programs that a measurement runs: daemons under the guard, and commands with an answer.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -14,13 +14,13 @@ use nix::unistd::Pid;
 use super::guard::{Guard, Ward};
 use crate::clock;
 
-/// Between two looks at something that is awaited.
+/// Time between two looks at an awaited event.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Runs a command to its end and returns what it printed.
+/// Runs a command to its end and returns its output.
 ///
 /// # Errors
-/// When it cannot be run or fails; with its own words.
+/// The command cannot be run or fails; the error has its own message.
 pub fn ask(command: &mut Command) -> anyhow::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();
@@ -32,8 +32,8 @@ pub fn ask(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The reason of a program that failed: what it complained of and, as one asked for JSON has its
-/// reason in the answer, what it printed.
+/// The message of a program that failed: its standard error and its standard output. A program that
+/// is asked for JSON prints its reason in the answer.
 fn said(output: &Output) -> String {
     let texts = [&output.stderr, &output.stdout].map(|text| String::from_utf8_lossy(text));
     let texts = texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
@@ -41,10 +41,10 @@ fn said(output: &Output) -> String {
     if said.is_empty() { "it said nothing".to_owned() } else { said }
 }
 
-/// Looks until `found` gives something.
+/// Calls `found` repeatedly until it returns a value.
 ///
 /// # Errors
-/// When `limit` has passed, or `found` fails.
+/// `limit` has passed, or `found` fails.
 pub fn await_some<T>(
     what: &str,
     limit: Duration,
@@ -62,10 +62,10 @@ pub fn await_some<T>(
     }
 }
 
-/// Tries until it succeeds; what `tried` returns as an error of its own ends that.
+/// Calls `tried` until it succeeds. An outer error of `tried` ends the attempts.
 ///
 /// # Errors
-/// When `limit` has passed, with the last reason; or `tried` fails.
+/// `limit` has passed (with the last reason), or `tried` fails.
 pub fn await_ok<T>(
     what: &str,
     limit: Duration,
@@ -85,7 +85,7 @@ pub fn await_ok<T>(
     })
 }
 
-/// A daemon that the guard takes down; dropping ends it as well.
+/// A daemon that the guard ends. Dropping this ends it as well.
 #[derive(Debug)]
 pub struct Daemon {
     child: std::process::Child,
@@ -93,7 +93,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it with its output in `log`.
+    /// Starts the daemon with its output in `log`.
     ///
     /// # Errors
     /// It cannot be started, or the guard is gone.
@@ -108,27 +108,27 @@ impl Daemon {
             .stderr(err)
             .spawn()
             .with_context(|| format!("starting {program}"))?;
-        // Dropped, and so ended, if the guard cannot be told.
+        // If the guard cannot be told, the daemon is dropped and thereby ended.
         let mut daemon = Self { child, log };
         match Ward::process(daemon.child.id()) {
             Ok(ward) => guard.take(&ward)?,
-            // One that has ended already needs no guard; whoever asks after it is told.
+            // A process that has already ended needs no guard; a later check reports it.
             Err(_) if daemon.child.try_wait().context("waiting for a child")?.is_some() => {}
             Err(error) => return Err(error),
         }
         Ok(daemon)
     }
 
-    /// Its process.
+    /// Id of its process.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Fails with the end of its log if it has ended.
+    /// Fails with the end of its log if the daemon has ended.
     ///
     /// # Errors
-    /// It has ended.
+    /// The daemon has ended.
     pub fn check(&mut self) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait().context("waiting for a child")? {
             bail!("ended by itself ({status}):\n{}", self.last_words());
@@ -145,10 +145,10 @@ impl Daemon {
         lines[lines.len().saturating_sub(12)..].join("\n")
     }
 
-    /// Waits for a file that it makes, such as a socket.
+    /// Waits for a file that the daemon creates, such as a socket.
     ///
     /// # Errors
-    /// It has ended, or `limit` has passed.
+    /// The daemon has ended, or `limit` has passed.
     pub fn await_file(&mut self, file: &Path, limit: Duration) -> anyhow::Result<()> {
         await_some(&file.display().to_string(), limit, || {
             self.check()?;
@@ -156,7 +156,7 @@ impl Daemon {
         })
     }
 
-    /// Sends it a signal.
+    /// Sends the daemon a signal.
     ///
     /// # Errors
     /// The signal cannot be sent.
@@ -165,7 +165,7 @@ impl Daemon {
         kill(pid, signal).with_context(|| format!("sending {signal} to process {pid}"))
     }
 
-    /// Waits for its end.
+    /// Waits until the daemon has ended.
     ///
     /// # Errors
     /// `limit` has passed.
@@ -177,7 +177,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // The guard is the second line: what fails here it does at the end.
+        // What fails here, the guard does at the end.
         let _ = self.signal(Signal::SIGTERM);
         let _ = self.signal(Signal::SIGCONT);
         if self.await_end(Duration::from_secs(5)).is_err() {
@@ -187,15 +187,16 @@ impl Drop for Daemon {
     }
 }
 
-/// How long one thread was runnable and did not run.
+/// Reads how long one thread was runnable but not running.
 #[derive(Debug)]
 pub struct ThreadClock(File);
 
 impl ThreadClock {
-    /// The thread of process `pid` whose name begins with `prefix`; awaited for a moment.
+    /// Finds the thread of process `pid` whose name begins with `prefix`, and waits for it if
+    /// necessary.
     ///
     /// # Errors
-    /// There is none after ten seconds.
+    /// No such thread exists after ten seconds.
     pub fn find(pid: u32, prefix: &str) -> anyhow::Result<Self> {
         let tasks = PathBuf::from(format!("/proc/{pid}/task"));
         let what = format!("thread {prefix} of process {pid}");
@@ -212,7 +213,7 @@ impl ThreadClock {
         })
     }
 
-    /// Nanoseconds on the run queue since the thread's start; 0 where the kernel does not count.
+    /// Nanoseconds on the run queue since the thread's start; 0 if the kernel does not count them.
     #[must_use]
     pub fn waited_ns(&self) -> u64 {
         let mut text = [0; 96];
@@ -233,7 +234,7 @@ mod tests {
         assert!(text.contains("no good") && text.contains('3'), "{text}");
         assert_eq!(ask(Command::new("echo").arg("hello")).unwrap(), "hello\n");
         assert!(ask(&mut Command::new("/nonexistent/program")).is_err());
-        // Who is asked for JSON prints its reason.
+        // A program that is asked for JSON prints its reason.
         let answer = "echo '{\"refused\": \"no room\"}'; exit 1";
         let text = ask(Command::new("sh").args(["-c", answer])).unwrap_err().to_string();
         assert!(text.contains("no room"), "{text}");
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_tried_until_it_works_says_what_was_wrong_last() {
+    fn repeated_attempts_report_the_last_reason() {
         let no = || Ok(ask(Command::new("sh").args(["-c", "echo not yet >&2; exit 1"])));
         let text = await_ok("a program", Duration::ZERO, no).unwrap_err().to_string();
         assert!(text.contains("a program: not there") && text.contains("not yet"), "{text}");

@@ -19,70 +19,68 @@ use super::session::{Door, Inflight, RingInfo, Session};
 use super::tx::{TxQueue, table_bytes};
 use super::virtqueue::Virtqueue;
 
-/// Who listens on the vhost-user socket.
+/// Which side listens on the vhost-user socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SocketMode {
-    /// The switch listens, we connect.
+    /// The switch listens, and the driver connects.
     #[default]
     Client,
-    /// We listen, the switch connects.
+    /// The driver listens, and the switch connects.
     Server,
 }
 
-/// Which free transmit slot is taken next.
+/// Order in which free transmit slots are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SlotOrder {
-    /// The one free for longest: descriptors then never change (generators).
+    /// The slot that was free for longest. Descriptors then never change (for generators).
     #[default]
     Fifo,
-    /// The one used last, which is still in the cache (large slots).
+    /// The slot that was used last and is still in the cache (for large slots).
     Lifo,
 }
 
-/// How a device is to be attached.
+/// Parameters of a device.
 #[derive(Debug, Clone)]
 pub struct DriverConfig {
-    /// The vhost-user socket.
+    /// Path of the vhost-user socket.
     pub socket: PathBuf,
-    /// Who listens.
     pub mode: SocketMode,
-    /// Features taken when the switch offers them. RING_PACKED among them is required.
+    /// Features to accept if the switch offers them. RING_PACKED among them is required.
     pub wanted: Features,
     /// Features without which attaching fails. VERSION_1 is always one of them.
     pub required: Features,
-    /// Queue pairs, from 1.
+    /// Number of queue pairs, at least 1.
     pub queue_pairs: u16,
-    /// Descriptors of each ring, a power of two up to [`MAX_RING_SIZE`].
+    /// Descriptors of each ring: a power of two up to [`MAX_RING_SIZE`].
     pub ring_size: u16,
     /// Bytes of a transmit slot, header included.
     pub tx_slot_bytes: usize,
-    /// Transmit slots of a queue; `None` as many as descriptors.
+    /// Transmit slots of a queue; `None` means as many as descriptors.
     pub tx_slots: Option<u16>,
-    /// Which slot is taken next.
     pub slot_order: SlotOrder,
     /// Bytes of a receive buffer, header included.
     pub rx_buffer_bytes: usize,
-    /// Memory regions the windows are dealt to.
+    /// Number of memory regions over which the windows are distributed.
     pub regions: usize,
-    /// Whether 2 MiB pages are tried.
+    /// Whether to try 2 MiB pages.
     pub hugepages: bool,
-    /// Whether to reconnect as a hypervisor does for a guest that notices nothing: rings stay as
-    /// they are, and the switch is handed the inflight region that it made in the first session.
-    /// Without, the driver itself makes available again what the old switch had not returned.
+    /// Whether to reconnect as a hypervisor does for a guest that notices nothing. The rings stay
+    /// unchanged, and the switch gets the inflight region that it made in the first session. If
+    /// false, the driver itself resubmits what the old switch had not returned.
     pub inflight: bool,
-    /// Whether to reconnect as QEMU's network device does after it lost its switch: rings stay as
-    /// they are, and packed ones are said to be at their start.
+    /// Whether to reconnect as QEMU's network device does after it lost its switch. The rings stay
+    /// unchanged, and packed rings are declared to be at their start.
     pub says_start: bool,
-    /// Extra guest memory for hostile tests, see [`VirtioNet::scratch`].
+    /// Bytes of additional guest memory for hostile tests ([`VirtioNet::scratch`]).
     pub scratch_bytes: usize,
-    /// How long to wait for the switch.
+    /// Time to wait for the switch.
     pub wait: Duration,
 }
 
 impl DriverConfig {
-    /// Bytes of a slot or buffer by default: 2 KiB and a cache line, because at a stride of 2 KiB
-    /// the first lines of all buffers would compete for two sets of a 32 KiB cache.
+    /// Default bytes of a slot or buffer: 2 KiB and a cache line. At a stride of 2 KiB the first
+    /// lines of all buffers would compete for two sets of a 32 KiB cache.
     pub const BUFFER_BYTES: usize = 2048 + 64;
 
     /// A client on `socket` with one pair of 256-descriptor rings, slots and buffers of
@@ -137,7 +135,7 @@ impl DriverConfig {
     }
 
     fn required(&self) -> Features {
-        // The rings are laid out before anybody is asked, so a format that is wanted is required.
+        // The rings are laid out before the negotiation, so a wanted format is also required.
         let packed = if self.packed() { Features::RING_PACKED } else { Features::NONE };
         self.required | Features::VERSION_1 | packed
     }
@@ -150,26 +148,26 @@ impl DriverConfig {
 /// One receive and one transmit queue.
 #[derive(Debug)]
 pub struct QueuePair {
-    /// From the switch to us.
+    /// From the switch to the driver.
     pub rx: RxQueue,
-    /// From us to the switch.
+    /// From the driver to the switch.
     pub tx: TxQueue,
 }
 
-/// What a reconnection did with frames the switch had not returned.
+/// What a reconnection did with frames that the old switch had not returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Resubmitted {
-    /// Transmit frames made available again. None is lost; one that the old switch had forwarded
-    /// without saying so arrives twice.
+    /// Transmit frames that were resubmitted. None is lost. A frame that the old switch had
+    /// forwarded but not returned arrives twice.
     pub tx_frames: u64,
-    /// Receive buffers made available again.
+    /// Receive buffers that were resubmitted.
     pub rx_buffers: u64,
-    /// Frames the old switch had delivered and nobody had looked at: dropped. Receive until
-    /// nothing is waiting before reconnecting to have none.
+    /// Frames that the old switch had delivered and the driver had not read; they are dropped. To
+    /// have none, receive until nothing waits before reconnecting.
     pub rx_dropped: u64,
 }
 
-/// A virtio-net device that we drive over vhost-user.
+/// A virtio-net device that is driven over vhost-user.
 #[derive(Debug)]
 pub struct VirtioNet {
     config: DriverConfig,
@@ -186,18 +184,19 @@ impl VirtioNet {
     /// Waits for the switch, negotiates, and enables all rings with receive buffers posted.
     ///
     /// # Errors
-    /// When the configuration is out of range, the switch does not appear within
-    /// [`DriverConfig::wait`], or it refuses something.
+    /// The configuration is out of range, the switch does not appear within [`DriverConfig::wait`],
+    /// or it refuses something.
     pub fn connect(config: DriverConfig) -> Result<Self, DriverError> {
         let mut device = Self::prepare(config)?;
         device.reconnect()?;
         Ok(device)
     }
 
-    /// Everything but the session: memory, rings and, in server mode, the listening socket.
+    /// Prepares everything but the session: memory, rings and, in server mode, the listening
+    /// socket.
     ///
     /// # Errors
-    /// When the configuration is out of range or memory or socket cannot be had.
+    /// The configuration is out of range, or memory or the socket is not available.
     pub fn prepare(config: DriverConfig) -> Result<Self, DriverError> {
         config.check()?;
         let [desc, avail, used] = ring_bytes(config.ring_size);
@@ -233,22 +232,22 @@ impl VirtioNet {
         Ok(Self { config, door, session, features, inflight, pairs, scratch, memory })
     }
 
-    /// Waits for the switch and attaches, anew after it went away: memory, rings and frames stay.
-    /// The device starts at the used index; what it had not returned is made available again, by
-    /// us or, with [`DriverConfig::inflight`], by the switch itself.
+    /// Waits for the switch and attaches, also after it went away. Memory, rings and frames stay.
+    /// The device starts at the used index. The driver resubmits what the device had not returned;
+    /// with [`DriverConfig::inflight`] the switch itself does.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); also when a restarted switch offers less than before.
+    /// As for [`connect`](Self::connect); also if a restarted switch offers less than before.
     pub fn reconnect(&mut self) -> Result<Resubmitted, DriverError> {
         self.session = None;
         let stream = self.door.stream(self.config.wait)?;
         self.attach(stream)
     }
 
-    /// One attempt to attach without waiting for the switch; `None` when it is not there.
+    /// Attempts to attach once without waiting; `None` if the switch is not there.
     ///
     /// # Errors
-    /// When the switch is there and refuses something.
+    /// The switch is there and refuses something.
     pub fn try_reconnect(&mut self) -> Result<Option<Resubmitted>, DriverError> {
         self.session = None;
         match self.door.try_stream() {
@@ -258,7 +257,8 @@ impl VirtioNet {
     }
 
     fn attach(&mut self, stream: UnixStream) -> Result<Resubmitted, DriverError> {
-        // What was agreed once is relied upon by frames in flight and by what sits behind us.
+        // Frames in flight, and the users of the device, rely on the features that were agreed
+        // first.
         let (wanted, required) = if self.features == Features::NONE {
             (self.config.wanted(), self.config.required())
         } else {
@@ -300,7 +300,7 @@ impl VirtioNet {
             session.enable(ring, true)?;
         }
         for pair in &mut self.pairs {
-            // Whatever was published before the switch looked needs a kick to be seen.
+            // Frames that were published before the switch looked need a kick to be seen.
             pair.rx.kick_now();
             pair.tx.kick_now();
         }
@@ -309,7 +309,7 @@ impl VirtioNet {
         Ok(moved)
     }
 
-    /// Switches logging on or off: a feature bit, and each ring's addresses once more.
+    /// Switches logging on or off, by a feature bit and each ring's addresses.
     pub(super) fn set_logging(&mut self, on: bool) -> Result<(), DriverError> {
         let session = self.session.as_ref().ok_or(DriverError::NotConnected)?;
         let log = if on { Features::LOG_ALL } else { Features::NONE };
@@ -326,28 +326,27 @@ impl VirtioNet {
         Ok(())
     }
 
-    /// The features agreed on; none before the first session.
+    /// The negotiated features; none before the first session.
     #[must_use]
     pub fn features(&self) -> Features {
         self.features
     }
 
-    /// The configuration the device was made with.
+    /// The configuration with which the device was made.
     #[must_use]
     pub fn config(&self) -> &DriverConfig {
         &self.config
     }
 
-    /// Number of queue pairs.
     #[must_use]
     pub fn queue_pairs(&self) -> usize {
         self.pairs.len()
     }
 
-    /// One queue pair.
+    /// The queue pair with this index.
     ///
     /// # Panics
-    /// When `index` is not below [`queue_pairs`](Self::queue_pairs).
+    /// If `index` is not below [`queue_pairs`](Self::queue_pairs).
     pub fn pair(&mut self, index: usize) -> &mut QueuePair {
         &mut self.pairs[index]
     }
@@ -362,12 +361,13 @@ impl VirtioNet {
         &mut self.pairs[0].rx
     }
 
-    /// All queue pairs, to be driven one by one.
+    /// All queue pairs, to be used one by one.
     pub fn pairs_mut(&mut self) -> &mut [QueuePair] {
         &mut self.pairs
     }
 
-    /// Whether the switch still holds its end. One system call: not for every turn of a loop.
+    /// Whether the switch still holds its end. Makes a system call, so not for every turn of a
+    /// loop.
     pub fn is_connected(&mut self) -> bool {
         if self.session.as_ref().is_some_and(|s| !s.is_alive()) {
             self.session = None;
@@ -375,13 +375,13 @@ impl VirtioNet {
         self.session.is_some()
     }
 
-    /// The session's socket, for epoll; none while not connected.
+    /// The session's socket, for epoll; `None` while not connected.
     #[must_use]
     pub fn socket(&self) -> Option<&UnixStream> {
         self.session.as_ref().map(Session::stream)
     }
 
-    /// Ends the session; memory and rings stay for [`reconnect`](Self::reconnect).
+    /// Ends the session. Memory and rings stay for [`reconnect`](Self::reconnect).
     pub fn close(&mut self) {
         self.session = None;
     }
@@ -389,23 +389,24 @@ impl VirtioNet {
     /// Stops or starts one ring (0 is pair 0 receive, 1 is pair 0 transmit, ...).
     ///
     /// # Errors
-    /// When there is no session or the switch refuses.
+    /// There is no session, or the switch refuses.
     pub fn enable_ring(&mut self, ring: usize, on: bool) -> Result<(), DriverError> {
         self.session.as_mut().ok_or(DriverError::NotConnected)?.enable(ring, on)
     }
 
-    /// The protocol's frontend, for messages a well-behaved driver would not send.
+    /// The protocol's front end, for messages that a well-behaved driver would not send.
     ///
     /// # Errors
-    /// When there is no session.
+    /// There is no session.
     pub fn frontend(&mut self) -> Result<&mut Frontend, DriverError> {
         Ok(self.session.as_mut().ok_or(DriverError::NotConnected)?.frontend())
     }
 
-    /// Raw access to one ring (0 is pair 0 receive, 1 is pair 0 transmit, ...): a hostile guest.
+    /// Raw access to one ring (0 is pair 0 receive, 1 is pair 0 transmit, ...), for a hostile
+    /// guest.
     ///
     /// # Panics
-    /// When there is no such ring.
+    /// If there is no such ring.
     pub fn raw(&mut self, ring: usize) -> RawQueue<'_> {
         let pair = &mut self.pairs[ring / 2];
         if ring.is_multiple_of(2) {
@@ -415,23 +416,22 @@ impl VirtioNet {
         }
     }
 
-    /// The extra memory asked for with [`DriverConfig::scratch_bytes`].
+    /// The additional memory of [`DriverConfig::scratch_bytes`].
     pub fn scratch(&mut self) -> Option<&mut Window> {
         self.scratch.as_mut()
     }
 
-    /// The guest's memory.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 }
 
-/// Place and wrap counter of a fresh packed ring.
+/// Position and wrap counter of a fresh packed ring.
 const PACKED_START: u16 = 1 << 15;
 
-/// The rings start anew where the old device stopped, so nothing used may be left. Returns the
-/// bases of the receive and the transmit ring.
+/// Restarts the rings where the old device stopped, so no used entry may be left. Returns the bases
+/// of the receive and the transmit ring.
 fn restart(pair: &mut QueuePair, moved: &mut Resubmitted) -> (u16, u16) {
     moved.rx_dropped += pair.rx.drop_waiting();
     pair.tx.reclaim(|_| ());

@@ -1,91 +1,79 @@
-//! What can go wrong between a driver and the switch.
+//! Errors between a driver and the switch.
 
 use std::io;
 use std::path::PathBuf;
 
 use super::features::Features;
 
-/// Why a device could not be attached or a frame not be queued.
+/// Reason for which a device was not attached or a frame not queued.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// A ring size that virtio or this driver does not allow.
+    /// The ring size is not allowed by virtio or by this driver.
     #[error("ring size {size} is not a power of two between 2 and {max}")]
     RingSize {
-        /// The size asked for.
         size: u16,
-        /// The largest size allowed.
+        /// The largest allowed size.
         max: u16,
     },
-    /// A configuration value out of its range.
+    /// A configuration value is out of range.
     #[error("{what} is {value}, the range is {low}..={high}")]
     Range {
-        /// The setting.
+        /// Name of the setting.
         what: &'static str,
-        /// The value asked for.
         value: usize,
-        /// Least allowed.
+        /// The least allowed value.
         low: usize,
-        /// Most allowed.
+        /// The greatest allowed value.
         high: usize,
     },
-    /// The switch's socket was not there in time.
+    /// The switch's socket did not appear in time.
     #[error("no peer on {socket} within {waited_ms} ms")]
     NoPeer {
-        /// The vhost-user socket.
+        /// Path of the vhost-user socket.
         socket: PathBuf,
-        /// How long was waited.
+        /// Milliseconds of waiting.
         waited_ms: u128,
     },
-    /// A system call failed.
     #[error("{what}")]
     Os {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The system's answer.
         #[source]
         source: io::Error,
     },
-    /// The switch refused or broke off a vhost-user message.
+    /// The switch refused or aborted a vhost-user message.
     #[error("vhost-user message {message} failed")]
     Protocol {
-        /// The message.
+        /// Name of the message.
         message: &'static str,
-        /// The protocol crate's error.
         #[source]
         source: vhost::Error,
     },
-    /// The switch does not offer what the caller cannot do without.
+    /// The switch does not offer required features.
     #[error("the switch does not offer {missing}")]
     Missing {
-        /// The features that are required and were not offered.
+        /// The required features that were not offered.
         missing: Features,
     },
-    /// The switch has fewer queue pairs than asked for.
+    /// The switch has fewer queue pairs than wanted.
     #[error("the switch has {offered} queue pairs, {wanted} were asked for")]
-    QueuePairs {
-        /// What the switch offers.
-        offered: u64,
-        /// What was asked for.
-        wanted: u16,
-    },
+    QueuePairs { offered: u64, wanted: u16 },
     /// A frame does not fit its slot.
     #[error("a frame of {frame} bytes does not fit a slot of {slot} bytes")]
     FrameTooLong {
         /// Bytes of frame and header.
         frame: usize,
-        /// Bytes of the slot.
         slot: usize,
     },
-    /// There are not enough free descriptors.
+    /// The ring has too few free descriptors.
     #[error("the ring has {free} free descriptors, {needed} are needed")]
     RingFull {
-        /// Free descriptors.
         free: usize,
-        /// Descriptors the frame needs.
+        /// Descriptors that the frame needs.
         needed: usize,
     },
-    /// The operation needs a session and there is none.
+    /// The operation needs a session, and there is none.
     #[error("not connected to the switch")]
     NotConnected,
 }

@@ -1,6 +1,6 @@
-//! Memory that a driver announces and takes away: what no guest does and every front end can.
+//! Memory that a driver announces and then takes away. No guest does this, but every front end can.
 //!
-//! **Rule.** The driver itself does not map it, so what it does to the file hurts only who does.
+//! The driver itself does not map the memory, so its changes to the file affect only the switch.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -11,7 +11,7 @@ use vhost::VhostUserMemoryRegionInfo;
 
 use super::error::DriverError;
 
-/// A file behind one region.
+/// The file behind one region.
 #[derive(Debug)]
 pub struct FaultyMemory {
     file: File,
@@ -19,27 +19,27 @@ pub struct FaultyMemory {
 }
 
 impl FaultyMemory {
-    /// A memory file of `len` bytes.
+    /// A new memory file of `len` bytes.
     ///
     /// # Errors
-    /// When the kernel has no memory or no descriptor.
+    /// The kernel has no memory or no descriptor.
     pub fn new(len: u64) -> Result<Self, DriverError> {
         let file = memfd_create(c"faulty", MFdFlags::MFD_CLOEXEC)
             .map_err(DriverError::errno("making a memory file"))?;
         Self::of(File::from(file), len)
     }
 
-    /// The same with a file that is there, which gets `len` bytes.
+    /// Uses an existing file, whose length becomes `len` bytes.
     ///
     /// # Errors
-    /// When it takes no other length.
+    /// The length of the file cannot be changed.
     pub fn of(file: File, len: u64) -> Result<Self, DriverError> {
         file.set_len(len).map_err(DriverError::os("setting the length of a memory file"))?;
         Ok(Self { file, len })
     }
 
-    /// The region of all bytes from `offset` on, at guest address `guest` and as much higher in the
-    /// driver's addresses.
+    /// The region of all bytes from `offset` on, at guest address `guest` and at a fixed distance
+    /// above it in the driver's addresses.
     #[must_use]
     pub fn region(&self, guest: u64, offset: u64) -> VhostUserMemoryRegionInfo {
         VhostUserMemoryRegionInfo {
@@ -51,24 +51,24 @@ impl FaultyMemory {
         }
     }
 
-    /// Its descriptor, for a log or an inflight region.
+    /// The file's descriptor, for a log or an inflight region.
     #[must_use]
     pub fn descriptor(&self) -> i32 {
         self.file.as_raw_fd()
     }
 
-    /// Cuts it off behind `len` bytes; what is mapped beyond is gone.
+    /// Shortens the file to `len` bytes. Mapped pages beyond them are gone.
     ///
     /// # Errors
-    /// When the file refuses.
+    /// The file refuses.
     pub fn shrink(&self, len: u64) -> Result<(), DriverError> {
         self.file.set_len(len).map_err(DriverError::os("shortening a memory file"))
     }
 
-    /// Takes `len` bytes out from `from` on; they read as zeroes.
+    /// Punches a hole of `len` bytes from `from` on, which then read as zeros.
     ///
     /// # Errors
-    /// When the file refuses.
+    /// The file refuses.
     pub fn punch(&self, from: u64, len: u64) -> Result<(), DriverError> {
         let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);

@@ -6,12 +6,11 @@ use std::ops::{BitAnd, BitOr, Not};
 /// A set of virtio feature bits.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Features(
-    /// The bits as virtio numbers them.
+    /// The bits in virtio's numbering.
     pub u64,
 );
 
 impl Features {
-    /// No feature.
     pub const NONE: Self = Self(0);
     /// The device accepts frames with a partial checksum.
     pub const CSUM: Self = Self(1 << 0);
@@ -31,7 +30,7 @@ impl Features {
     pub const GUEST_ANNOUNCE: Self = Self(1 << 21);
     /// More than one queue pair.
     pub const MQ: Self = Self(1 << 22);
-    /// vhost's own: the device logs what it writes.
+    /// A bit of vhost: the device logs its writes.
     pub const LOG_ALL: Self = Self(1 << 26);
     /// Any descriptor layout (legacy devices).
     pub const ANY_LAYOUT: Self = Self(1 << 27);
@@ -39,7 +38,7 @@ impl Features {
     pub const INDIRECT_DESC: Self = Self(1 << 28);
     /// Notification thresholds instead of flags.
     pub const EVENT_IDX: Self = Self(1 << 29);
-    /// vhost-user's own: protocol features can be negotiated.
+    /// A bit of vhost-user: protocol features can be negotiated.
     pub const PROTOCOL: Self = Self(1 << 30);
     /// Virtio 1.0 or later.
     pub const VERSION_1: Self = Self(1 << 32);
@@ -48,7 +47,7 @@ impl Features {
     /// Buffers are used in the order they were made available.
     pub const IN_ORDER: Self = Self(1 << 35);
 
-    /// Checksum and TCP segmentation, both directions.
+    /// Checksum and TCP segmentation in both directions.
     pub const OFFLOADS: Self = Self(
         Self::CSUM.0
             | Self::GUEST_CSUM.0
@@ -57,7 +56,7 @@ impl Features {
             | Self::HOST_TSO4.0
             | Self::HOST_TSO6.0,
     );
-    /// What a polling guest without offloads asks for.
+    /// The features of a polling guest without offloads.
     pub const BASIC: Self = Self(
         Self::VERSION_1.0
             | Self::MRG_RXBUF.0
@@ -78,7 +77,7 @@ impl Features {
         Self(self.0 & !other.0)
     }
 
-    /// The feature called `name` (as in the specification, lower case, `-` or `_`).
+    /// The feature with this name from the specification, in lower case with `-` or `_`.
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase().replace('-', "_");

@@ -1,40 +1,37 @@
 //! The 12-byte header in front of every frame in a ring (virtio 1.2 §5.1.6).
 
-/// Bytes of the header with VERSION_1 or MRG_RXBUF, the only form this driver speaks.
+/// Bytes of the header with VERSION_1 or MRG_RXBUF, the only form that this driver supports.
 pub const VNET_HDR_LEN: usize = 12;
 
-/// `struct virtio_net_hdr_mrg_rxbuf`, in host form.
+/// `struct virtio_net_hdr_mrg_rxbuf` in host byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VnetHdr {
-    /// Bit 0: a checksum is to be completed; bit 1: checksums were verified.
+    /// Bit 0: a checksum has to be completed; bit 1: checksums were verified.
     pub flags: u8,
-    /// 0 none, 1 TCP/IPv4, 4 TCP/IPv6 (bit 7: ECN).
+    /// 0 none, 1 TCP/IPv4, 4 TCP/IPv6; bit 7 is ECN.
     pub gso_type: u8,
-    /// Bytes of headers in front of the payload; a hint.
+    /// Bytes of headers in front of the payload; only a hint.
     pub hdr_len: u16,
     /// Payload bytes of each segment.
     pub gso_size: u16,
-    /// Where the checksummed part begins, in bytes of the frame.
+    /// Offset of the checksummed part in the frame, in bytes.
     pub csum_start: u16,
-    /// Where the checksum is stored, in bytes after `csum_start`.
+    /// Offset of the checksum from `csum_start`, in bytes.
     pub csum_offset: u16,
-    /// Buffers this frame spans (receive with MRG_RXBUF).
+    /// Number of buffers that the frame spans (reception with MRG_RXBUF).
     pub num_buffers: u16,
 }
 
 impl VnetHdr {
-    /// Flag: the receiver of the frame has a checksum to complete.
+    /// Flag: the receiver of the frame has to complete a checksum.
     pub const NEEDS_CSUM: u8 = 1;
-    /// Flag: checksums have been verified.
+    /// Flag: checksums were verified.
     pub const DATA_VALID: u8 = 2;
-    /// GSO type: none.
     pub const GSO_NONE: u8 = 0;
-    /// GSO type: TCP over IPv4.
     pub const GSO_TCPV4: u8 = 1;
-    /// GSO type: TCP over IPv6.
     pub const GSO_TCPV6: u8 = 4;
 
-    /// Reads the header from the start of `bytes`; `None` when they are too few.
+    /// Reads the header from the start of `bytes`; `None` if they are too few.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let b: &[u8; VNET_HDR_LEN] = bytes.first_chunk()?;
@@ -50,7 +47,7 @@ impl VnetHdr {
         })
     }
 
-    /// The header as it stands in guest memory.
+    /// The header in the byte order of guest memory.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; VNET_HDR_LEN] {
         let mut b = [0; VNET_HDR_LEN];
@@ -64,7 +61,7 @@ impl VnetHdr {
         b
     }
 
-    /// Whether the frame is to be segmented by whoever receives it.
+    /// Whether the receiver of the frame has to segment it.
     #[must_use]
     pub const fn is_gso(&self) -> bool {
         self.gso_type & 0x7f != Self::GSO_NONE

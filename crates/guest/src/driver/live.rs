@@ -1,7 +1,7 @@
-//! What a hypervisor asks of a switch while its guest runs: a log of the pages it writes, and
-//! memory that comes and goes.
+//! Requests of a hypervisor to a switch while its guest runs: a log of written pages, and memory
+//! that is added and removed.
 //!
-//! **Source.** The vhost-user specification, "Migration" and "Memory slots".
+//! Source: the vhost-user specification, "Migration" and "Memory slots".
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use super::device::VirtioNet;
 use super::error::DriverError;
 use super::memory::{GuestMemory, RegionInfo, Window};
 
-/// Bytes of guest memory that a bit of the log stands for.
+/// Bytes of guest memory that one bit of the log represents.
 const PAGE: u64 = 4096;
 
 /// The log of pages that the switch wrote.
@@ -23,8 +23,8 @@ pub struct DirtyPages {
 }
 
 impl DirtyPages {
-    /// The guest addresses of the pages marked since the last call, taken one by one as a
-    /// migration takes them: what is written from now on is marked anew.
+    /// Guest addresses of the pages marked since the last call. Each mark is taken atomically, as
+    /// in a migration, so that later writes mark the page again.
     pub fn take(&self) -> Vec<u64> {
         let mut pages = Vec::new();
         for at in (0..self.bits.len()).step_by(8) {
@@ -53,10 +53,10 @@ pub(super) fn region_info(r: &RegionInfo<'_>) -> VhostUserMemoryRegionInfo {
 }
 
 impl VirtioNet {
-    /// Has the switch log what it writes, as a hypervisor does when a migration begins.
+    /// Makes the switch log its writes, as a hypervisor does when a migration begins.
     ///
     /// # Errors
-    /// When there is no session, the switch cannot log, or it refuses the log.
+    /// There is no session, the switch cannot log, or it refuses the log.
     pub fn log_writes(&mut self) -> Result<DirtyPages, DriverError> {
         let end = self.memory().ranges().iter().map(|r| r.0 + r.1 as u64).max().unwrap_or(0);
         let bytes = usize::try_from((end / PAGE).div_ceil(64) * 8).unwrap_or(usize::MAX);
@@ -75,10 +75,10 @@ impl VirtioNet {
         Ok(DirtyPages { bits })
     }
 
-    /// Ends the logging; marks made before stay.
+    /// Ends the logging. Earlier marks stay.
     ///
     /// # Errors
-    /// When there is no session or the switch refuses.
+    /// There is no session, or the switch refuses.
     pub fn stop_logging(&mut self) -> Result<(), DriverError> {
         self.set_logging(false)
     }
@@ -92,7 +92,7 @@ impl VirtioNet {
             let mut written = vec![range(pair.rx.buffers())];
             for ring in [&mut pair.rx.ring, &mut pair.tx.ring] {
                 written.push(range(ring.used_window()));
-                // A packed ring's used descriptors stand where the available ones stood.
+                // In a packed ring, used descriptors replace available ones.
                 written.extend(ring.is_packed().then(|| range(ring.desc_window())));
             }
             written
@@ -100,18 +100,18 @@ impl VirtioNet {
         parts.collect()
     }
 
-    /// Memory regions that the switch takes in all.
+    /// Maximum number of memory regions of the switch.
     ///
     /// # Errors
-    /// When there is no session or the switch does not say.
+    /// There is no session, or the switch does not report it.
     pub fn memory_slots(&mut self) -> Result<u64, DriverError> {
         self.frontend()?.get_max_mem_slots().map_err(DriverError::protocol("GET_MAX_MEM_SLOTS"))
     }
 
-    /// Lets the switch use one more region.
+    /// Adds a region for the switch.
     ///
     /// # Errors
-    /// When there is no session or the switch refuses it.
+    /// There is no session, or the switch refuses the region.
     pub fn add_memory(&mut self, memory: &GuestMemory) -> Result<(), DriverError> {
         for r in memory.regions() {
             self.frontend()?
@@ -121,10 +121,10 @@ impl VirtioNet {
         Ok(())
     }
 
-    /// Takes a region away from the switch.
+    /// Removes a region from the switch.
     ///
     /// # Errors
-    /// When there is no session or the switch refuses: it has no such region, or a ring is in it.
+    /// There is no session, or the switch refuses: it has no such region, or a ring is in it.
     pub fn remove_memory(&mut self, memory: &GuestMemory) -> Result<(), DriverError> {
         for r in memory.regions() {
             self.frontend()?

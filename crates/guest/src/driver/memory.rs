@@ -1,16 +1,19 @@
-//! Guest memory: sealed memfds, mapped here and handed to the switch.
+//! Guest memory: sealed memfds, mapped here and passed to the switch.
 //!
-//! **Problem.** Rings and buffers live in memory that another process reads and writes at any
-//! time; the rest of the driver should not need a single raw pointer to use it.
+//! # Problem
+//! Rings and buffers lie in memory that another process reads and writes at any time. The rest of
+//! the driver should need no raw pointer to use it.
 //!
-//! **Rule.** The windows a device needs are known before it attaches. They are laid out over the
-//! regions in turn, each page aligned, and each [`Window`] checks every access against its bounds.
-//! Ring words are atomics. Buffers are slices: only the driver touches a transmit slot that is not
-//! published, and only the driver touches a receive buffer that the device has returned.
+//! # Approach
+//! The windows that a device needs are known before it attaches. They are distributed over the
+//! regions in turn, each page-aligned, and each [`Window`] checks every access against its bounds.
+//! Ring words are atomics. Buffers are slices, because only the driver accesses an unpublished
+//! transmit slot or a receive buffer that the device has returned.
 //!
-//! **Departures.** A switch that breaks virtio's ownership rule may change bytes under such a
-//! slice. The bytes are plain `u8`, no length or index is ever derived from a second read of them,
-//! and the lab's peers are programs under test on this machine, not tenants.
+//! # Departures
+//! A switch that breaks virtio's ownership rule may change bytes under such a slice. The bytes are
+//! plain `u8`, and no length or index comes from a second read of them. The peers are programs
+//! under test on this machine, not tenants.
 #![allow(unsafe_code, reason = "maps memory that is shared with the switch")]
 
 use std::num::NonZeroUsize;
@@ -26,11 +29,11 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use super::error::DriverError;
 
 const PAGE: usize = 4096;
-/// Spare regions are numbered behind all that a device is made with.
+/// Number of the first spare region, beyond all regions that a device is made with.
 const SPARE_FROM: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// One memfd, mapped; a contiguous range of guest addresses.
+/// One mapped memfd: a contiguous range of guest addresses.
 #[derive(Debug)]
 struct Region {
     fd: OwnedFd,
@@ -45,26 +48,26 @@ pub struct GuestMemory {
     regions: Vec<Region>,
 }
 
-// SAFETY: the mapping belongs to no thread; every access goes through `Window` or `read`/`write`,
-// which take pointers that stay valid until `GuestMemory` is dropped.
-// WHY: queues of one device are driven from different threads in tests; a lock is no option.
+// SAFETY: the mapping belongs to no thread. Every access uses `Window` or `read`/`write`, whose
+// pointers stay valid until `GuestMemory` is dropped.
+// WHY: tests drive the queues of one device from different threads, and a lock is no option.
 unsafe impl Send for GuestMemory {}
-// SAFETY: as above; shared access is by atomics and bounded byte copies only.
+// SAFETY: as above; shared access is only by atomics and bounded byte copies.
 // WHY: as above.
 unsafe impl Sync for GuestMemory {}
 
 impl Drop for GuestMemory {
     fn drop(&mut self) {
         for region in &self.regions {
-            // SAFETY: base and len are what mmap returned, and windows hold an Arc to us, so no
-            // pointer into the mapping outlives this.
+            // SAFETY: base and len are what mmap returned. Windows hold an Arc to this, so no
+            // pointer into the mapping outlives it.
             // WHY: there is no safe way to unmap.
             let _ = unsafe { munmap(region.base.cast(), region.len) };
         }
     }
 }
 
-/// What the switch is told of one region.
+/// Description of one region for the switch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RegionInfo<'a> {
     pub fd: BorrowedFd<'a>,
@@ -74,11 +77,12 @@ pub(crate) struct RegionInfo<'a> {
 }
 
 impl GuestMemory {
-    /// Maps `regions` memfds that hold one window of each of `sizes` bytes, dealt to the regions
-    /// in turn. With `hugepages` 2 MiB pages are tried first; 4 KiB ones are the fall-back.
+    /// Maps `regions` memfds that hold one window of each of `sizes` bytes, distributed over the
+    /// regions in turn. With `hugepages`, 2 MiB pages are tried first and 4 KiB pages are the
+    /// fallback.
     ///
     /// # Errors
-    /// When memory cannot be had.
+    /// Memory is not available.
     pub fn with_windows(
         sizes: &[usize],
         regions: usize,
@@ -105,11 +109,11 @@ impl GuestMemory {
         Ok((memory, windows))
     }
 
-    /// One more region of `bytes`, for a guest whose memory grows; the `nth` such, at a guest
-    /// address of its own, and a window over all of it.
+    /// Makes a further region of `bytes` bytes, for a guest whose memory grows. It is the `nth`
+    /// such, at a guest address of its own. Also returns a window over all of it.
     ///
     /// # Errors
-    /// When memory cannot be had.
+    /// Memory is not available.
     pub fn spare(nth: u16, bytes: usize) -> Result<(Arc<Self>, Window), DriverError> {
         let region = Region::map_as(SPARE_FROM + usize::from(nth), bytes, false)?;
         let memory = Arc::new(Self { regions: vec![region] });
@@ -126,15 +130,15 @@ impl GuestMemory {
         })
     }
 
-    /// The files, for a driver that does to them what it likes.
+    /// The files, for a driver that changes them arbitrarily.
     pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.regions.iter().map(|region| region.fd.as_fd())
     }
 
-    /// The inode of the first region's file.
+    /// Inode of the first region's file.
     ///
     /// # Errors
-    /// When there is no region or its file cannot be asked.
+    /// There is no region, or its file cannot be examined.
     pub fn inode(&self) -> Result<u64, DriverError> {
         let region = self.regions.first().ok_or(DriverError::NotConnected)?;
         let stat = nix::sys::stat::fstat(&region.fd)
@@ -153,23 +157,23 @@ impl GuestMemory {
             let offset = usize::try_from(guest.checked_sub(r.guest)?).ok()?;
             let end = offset.checked_add(len)?;
             // SAFETY: offset <= end <= r.len, so the pointer stays inside the mapping.
-            // WHY: addresses in guest space have no safe counterpart.
+            // WHY: guest addresses have no safe form.
             (end <= r.len).then(|| unsafe { r.base.as_ptr().add(offset) })
         })
     }
 
-    /// Copies `bytes` to a guest address; false (and nothing written) outside of guest memory.
+    /// Copies `bytes` to a guest address. Returns false and writes nothing outside of guest memory.
     #[must_use]
     pub fn write(&self, guest: u64, bytes: &[u8]) -> bool {
         let Some(to) = self.find(guest, bytes.len()) else { return false };
-        // SAFETY: `find` checked the whole range; `bytes` is ours and cannot overlap a mapping
-        // of which no Rust slice other than a window's exists.
+        // SAFETY: `find` checked the whole range. `bytes` belongs to the caller and cannot overlap
+        // a mapping of which no Rust slice other than a window's exists.
         // WHY: the hostile tests write where no window is.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         true
     }
 
-    /// Copies from a guest address; false (and nothing read) outside of guest memory.
+    /// Copies from a guest address. Returns false and reads nothing outside of guest memory.
     #[must_use]
     pub fn read(&self, guest: u64, bytes: &mut [u8]) -> bool {
         let Some(from) = self.find(guest, bytes.len()) else { return false };
@@ -203,7 +207,7 @@ impl Region {
             high: 1 << 40,
         })?;
         nix::unistd::ftruncate(&fd, size).map_err(DriverError::errno("sizing guest memory"))?;
-        // A file that cannot shrink cannot fault the switch.
+        // A file that cannot shrink cannot cause a fault in the switch.
         fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK))
             .map_err(DriverError::errno("sealing guest memory"))?;
         let bytes = NonZeroUsize::new(len).ok_or(DriverError::Range {
@@ -212,8 +216,8 @@ impl Region {
             low: 1,
             high: 1 << 40,
         })?;
-        // SAFETY: a fresh shared mapping of a file we just made, at an address the kernel picks.
-        // WHY: the switch must see the same pages; there is no safe shared memory.
+        // SAFETY: a new shared mapping of a new file, at an address that the kernel chooses.
+        // WHY: the switch must see the same pages, and there is no safe shared memory.
         let base = unsafe {
             mmap(
                 None,
@@ -225,7 +229,7 @@ impl Region {
             )
         }
         .map_err(DriverError::errno("mapping guest memory"))?;
-        // Guest addresses differ from host addresses and regions do not touch each other.
+        // Guest addresses differ from host addresses, and regions do not adjoin.
         let guest = (index as u64 + 1) << 32;
         Ok(Self { fd, base: base.cast(), len, guest })
     }
@@ -249,8 +253,8 @@ impl Window {
     fn new(memory: &Arc<GuestMemory>, region: usize, offset: usize, len: usize) -> Self {
         let r = &memory.regions[region];
         assert!(offset + len <= r.len, "windows are laid out inside their region");
-        // SAFETY: offset is inside the mapping, by the assertion.
-        // WHY: the window keeps a pointer so that an access costs one comparison.
+        // SAFETY: the assertion ensures that offset is inside the mapping.
+        // WHY: the window keeps a pointer, so that an access costs one comparison.
         let base = unsafe { r.base.add(offset) };
         Self {
             base,
@@ -267,25 +271,24 @@ impl Window {
         self.guest + offset as u64
     }
 
-    /// The address in this process, which is what vhost-user calls a ring's user address.
+    /// The address in this process, which vhost-user calls a ring's user address.
     #[must_use]
     pub fn host(&self) -> u64 {
         self.host
     }
 
-    /// Bytes in the window.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the window has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The memory the window is part of.
+    /// The memory to which the window belongs.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
@@ -294,8 +297,9 @@ impl Window {
     #[inline]
     fn at<T>(&self, offset: usize) -> *mut T {
         assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(align_of::<T>()));
-        // SAFETY: inside the window and, as windows are page aligned, aligned for T.
-        // WHY: one comparison an access; a slice of atomics would be the same unsafe elsewhere.
+        // SAFETY: inside the window and, as windows are page-aligned, aligned for T.
+        // WHY: one comparison an access; a slice of atomics would need the same unsafe code
+        // elsewhere.
         unsafe { self.base.as_ptr().add(offset).cast() }
     }
 
@@ -326,27 +330,28 @@ impl Window {
         unsafe { AtomicU64::from_ptr(self.at(offset)) }
     }
 
-    /// Bytes the device does not own at the moment.
+    /// Bytes that the device does not own at the moment.
     #[inline]
     #[must_use]
     pub fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         assert!(offset <= self.len && len <= self.len - offset, "inside the window");
-        // SAFETY: in bounds; the caller owns these bytes by virtio's ownership rule (module doc).
-        // WHY: frames are read where they are, without a copy.
+        // SAFETY: in bounds; the caller owns these bytes by virtio's ownership rule (module
+        // documentation).
+        // WHY: frames are read in place, without a copy.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
     }
 
-    /// Bytes the device does not own at the moment, to be written.
+    /// Mutable form of [`Self::bytes`].
     #[inline]
     #[must_use]
     pub fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
         assert!(offset <= self.len && len <= self.len - offset, "inside the window");
-        // SAFETY: in bounds, `&mut self` makes it the only slice; ownership as in `bytes`.
-        // WHY: frames are built where they are sent from, without a copy.
+        // SAFETY: in bounds; `&mut self` makes it the only slice; ownership as in `bytes`.
+        // WHY: frames are built in place, without a copy.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), len) }
     }
 
-    /// Asks the processor to fetch the line at `offset`; outside of the window it does nothing.
+    /// Prefetches the line at `offset`. Outside of the window it does nothing.
     #[inline]
     pub fn prefetch(&self, offset: usize) {
         if offset < self.len {
@@ -360,15 +365,15 @@ impl Window {
         }
     }
 
-    /// As [`prefetch`](Self::prefetch), for a line that is to be written: it comes over without
-    /// being shared first.
+    /// Like [`prefetch`](Self::prefetch), for a line that will be written: it arrives in exclusive
+    /// state.
     #[inline]
     pub fn prefetch_write(&self, offset: usize) {
         if offset < self.len {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a prefetch of a mapped address has no architectural effect.
-            // WHY: stores to lines of the other core's would wait for them one by one; the
-            // intrinsic becomes a read prefetch on the baseline target.
+            // WHY: stores to lines of the other core would wait for them one by one, and the
+            // intrinsic compiles to a read prefetch on the baseline target.
             unsafe {
                 std::arch::asm!(
                     "prefetchw [{}]",

@@ -1,25 +1,31 @@
-//! The driver side of a vhost-user virtio-net device: we play the VM.
+//! The driver side of a vhost-user virtio-net device, which plays the VM.
 //!
-//! **Problem.** Tests, benchmarks and endpoints need a guest that is cheaper than QEMU, that can
-//! choose every feature bit and ring size, and that can also be hostile on purpose.
+//! # Problem
+//! Tests, benchmarks and endpoints need a guest that is cheaper than QEMU, that can choose every
+//! feature bit and ring size, and that can also be hostile on purpose.
 //!
-//! **Source.** Virtio 1.2 §2.7 and §2.8 (split and packed virtqueues), §5.1 (network device); the
-//! vhost-user protocol as spoken by the `vhost` crate's frontend.
+//! # Source
+//! Virtio 1.2 §2.7 and §2.8 (split and packed virtqueues), §5.1 (network device); the vhost-user
+//! protocol as implemented by the front end of the `vhost` crate.
 //!
-//! **Quantities.** Ring sizes are powers of two up to [`MAX_RING_SIZE`]; a slot is one transmit
-//! buffer (bytes, header included); a buffer is one receive buffer.
+//! # Quantities
+//! Ring sizes are powers of two up to [`MAX_RING_SIZE`]. A slot is one transmit buffer (bytes,
+//! header included); a buffer is one receive buffer.
 //!
-//! **Rule.** A [`VirtioNet`] is one device: guest memory, queue pairs and the session with the
-//! switch. Each [`TxQueue`] and [`RxQueue`] is used by one thread. The session may end and be made
-//! anew ([`VirtioNet::reconnect`]) while memory and rings stay.
+//! # Approach
+//! A [`VirtioNet`] is one device: guest memory, queue pairs and the session with the switch. Each
+//! [`TxQueue`] and [`RxQueue`] is used by one thread. The session may end and be made again
+//! ([`VirtioNet::reconnect`]) while memory and rings stay. [`Features::RING_PACKED`] selects the
+//! ring format; `ring.rs` (split) and `packed.rs` have the differences.
 //!
-//! **Departures.** No control queue and no configuration space: vhost-user carries neither for a
-//! data-path test. What is particular to a ring's format is in `ring.rs` (split) and `packed.rs`
-//! behind the two queue types; the format is chosen with [`Features::RING_PACKED`].
+//! # Cost
+//! Nothing is allocated after `connect`. In the steady state with in-order completion, neither the
+//! descriptor table nor the available ring of a split queue changes, so their lines stay shared. A
+//! packed ring's descriptors change with every use.
 //!
-//! **Cost.** Nothing is allocated after `connect`. In the steady state with in-order completion
-//! neither the descriptor table nor the available ring of a split queue changes, so their lines
-//! stay shared. A packed ring's descriptors change with every use.
+//! # Departures
+//! There is no control queue and no configuration space, because vhost-user carries neither for a
+//! data-path test.
 
 mod device;
 mod error;

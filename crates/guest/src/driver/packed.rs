@@ -1,17 +1,22 @@
 //! A packed virtqueue seen from the driver.
 //!
-//! **Source.** Virtio 1.2 §2.8; §2.8.9 (in order), §2.8.14 (event suppression).
+//! # Source
+//! Virtio 1.2 §2.8; §2.8.9 (in order), §2.8.14 (event suppression).
 //!
-//! **Quantities.** `avail_idx`, `used_seen`, `last_used` count chains, free-running in 16 bits:
-//! made available, seen to be used, popped. Places in the ring count descriptors.
+//! # Quantities
+//! `avail_idx`, `used_seen` and `last_used` are free-running 16-bit counts of chains: made
+//! available, seen to be used, popped. Positions in the ring count descriptors.
 //!
-//! **Rule.** The head of what was added first is written by [`PackedRing::publish`], all else at
-//! once: a device that reads in order sees nothing before. Used descriptors are read once, when
-//! they are seen, into a list of ours; in order, one that skips ahead stands for all before it,
-//! which are then taken for used to the full. A used descriptor that names no chain of ours leaves
-//! the place of the next unknown, so the ring is not read any further.
+//! # Approach
+//! [`PackedRing::publish`] writes the head of the chain that was added first. Everything else is
+//! written at once, and a device that reads in order sees nothing before the head. Used descriptors
+//! are read once, when they are seen, into a private list. With in-order use, one that skips ahead
+//! returns all chains before it, which then count as completely filled. A used descriptor that
+//! names no known chain leaves the position of the next unknown, so the ring is not read any
+//! further.
 //!
-//! **Example.** Of a ring of 8, after 10 descriptors: place 2, wrap counter 0.
+//! # Example
+//! In a ring of 8, after 10 descriptors: position 2, wrap counter 0.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -26,7 +31,7 @@ const ENABLE: u16 = 0;
 const DISABLE: u16 = 1;
 const DESC: u16 = 2;
 
-/// A place in the ring with its wrap counter.
+/// A position in the ring with its wrap counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     index: u16,
@@ -54,21 +59,21 @@ impl Place {
         if self.wrap { AVAIL | USED } else { 0 }
     }
 
-    /// Its number among those of two rounds, after which all repeats.
+    /// Number of the position within the two rounds after which everything repeats.
     fn of_two_rounds(self, size: u16) -> u16 {
         self.index + if self.wrap { 0 } else { size }
     }
 }
 
-/// What the driver knows of a chain by its id.
+/// The driver's record of a chain, by its id.
 #[derive(Debug, Clone, Default)]
 struct Chain {
     parts: Vec<(u64, u32)>,
     flags: u16,
     bytes: u32,
-    /// `avail_idx` at the time it was made available.
+    /// `avail_idx` when the chain was made available.
     stamp: u16,
-    /// Returned and not freed.
+    /// Whether it was returned and not yet freed.
     used: bool,
 }
 
@@ -83,7 +88,7 @@ pub(crate) struct PackedRing {
     chains: Vec<Chain>,
     free_ids: VecDeque<u16>,
     free: u16,
-    /// Ids in the order they were made available, by chain count.
+    /// Ids in the order in which they were made available, indexed by chain count.
     order: Vec<u16>,
     ready: Vec<Used>,
     avail: Place,
@@ -91,20 +96,20 @@ pub(crate) struct PackedRing {
     avail_idx: u16,
     used_seen: u16,
     last_used: u16,
-    /// The first descriptor that is not published: where, its second word, and where it stands.
+    /// The first unpublished descriptor: its position and its second word.
     first: Option<(Place, u64)>,
     event_idx: bool,
     in_order: bool,
     suppressed: bool,
     broken: bool,
-    /// Used descriptors that name no chain of ours.
+    /// Used descriptors that name no known chain.
     pub bad_used: u64,
-    /// Used descriptors that name another chain than the one made available in their turn.
+    /// Used descriptors that name another chain than the next in order.
     pub disorder: u64,
 }
 
 impl PackedRing {
-    /// A ring over three zeroed windows; interrupts start suppressed.
+    /// A ring over three zeroed windows. Interrupts are initially suppressed.
     pub fn new(size: u16, ring: Window, driver_event: Window, device_event: Window) -> Self {
         assert!(size.is_power_of_two() && (2..=MAX_RING_SIZE).contains(&size));
         let n = usize::from(size);
@@ -139,7 +144,7 @@ impl PackedRing {
         ring
     }
 
-    /// Takes over what was negotiated.
+    /// Adopts the negotiated features.
     pub fn set_features(&mut self, event_idx: bool, in_order: bool) {
         self.event_idx = event_idx;
         self.in_order = in_order;
@@ -153,12 +158,12 @@ impl PackedRing {
         usize::from(self.free)
     }
 
-    /// Chains made available and not popped.
+    /// Chains that were made available and not popped.
     pub fn outstanding(&self) -> u16 {
         self.avail_idx.wrapping_sub(self.last_used)
     }
 
-    /// Host addresses of the ring, the driver's and the device's event area.
+    /// Host addresses of the ring and of the driver's and the device's event area.
     pub fn addresses(&self) -> [u64; 3] {
         [self.ring.host(), self.driver_event.host(), self.device_event.host()]
     }
@@ -175,8 +180,8 @@ impl PackedRing {
         &mut self.device_event
     }
 
-    /// Adds a chain of `parts` (address, bytes), to be seen after [`publish`](Self::publish);
-    /// `None` when descriptors are short.
+    /// Adds a chain of `parts` (address, bytes), which becomes visible with
+    /// [`publish`](Self::publish). `None` if there are too few descriptors.
     pub fn add(&mut self, parts: &[(u64, u32)], flags: u16) -> Option<u16> {
         if parts.is_empty() || parts.len() > usize::from(self.free) {
             return None;
@@ -192,7 +197,7 @@ impl PackedRing {
         Some(id)
     }
 
-    /// Makes a chain that the device returned, and that was not freed, available again.
+    /// Makes a returned chain available again that was not freed.
     pub fn repost(&mut self, id: u16) {
         self.make_available(id);
     }
@@ -218,12 +223,12 @@ impl PackedRing {
         self.avail_idx = self.avail_idx.wrapping_add(1);
     }
 
-    /// Shows the device all that was added; true when it asks to be kicked.
+    /// Makes all added chains visible to the device. Returns true if the device asks for a kick.
     pub fn publish(&mut self) -> bool {
         let Some((from, word)) = self.first.take() else { return false };
         let at = usize::from(from.index) * Descriptor::LEN;
         self.ring.u64_at(at + 8).store(word, Ordering::Release);
-        // Virtio §2.8.21.3: what is available must be visible before the device's wish is read.
+        // Virtio §2.8.21.3: available chains must be visible before the device's request is read.
         fence(Ordering::SeqCst);
         let wish = self.device_event.u32_at(0).load(Ordering::Relaxed);
         let [a, b, c, d] = wish.to_le_bytes();
@@ -246,7 +251,8 @@ impl PackedRing {
         (1..=distance(from)).contains(&distance(event))
     }
 
-    /// Chains the device has returned and that were not popped yet, looking at the ring anew.
+    /// Number of chains that the device has returned and that were not popped. Reads the ring
+    /// again.
     pub fn used_waiting(&mut self) -> u16 {
         while self.used_seen != self.avail_idx && !self.broken {
             let at = usize::from(self.used.index) * Descriptor::LEN + 8;
@@ -262,7 +268,7 @@ impl PackedRing {
         self.used_seen.wrapping_sub(self.last_used)
     }
 
-    /// Enters a used descriptor in the list of what is ready.
+    /// Adds a used descriptor to the private list.
     fn see(&mut self, used: Used) {
         let known = self.chains.get(usize::from(used.head));
         if !known.is_some_and(|chain| !chain.parts.is_empty() && !chain.used) {
@@ -270,7 +276,7 @@ impl PackedRing {
             self.broken = true;
             return;
         }
-        // In order, those before it were used with it and no descriptor of their own.
+        // With in-order use, the chains before it were used too, without descriptors of their own.
         while self.in_order && self.used_seen != self.avail_idx {
             let id = self.order[usize::from(self.used_seen & self.mask)];
             if id == used.head {
@@ -295,12 +301,12 @@ impl PackedRing {
         self.used_seen = self.used_seen.wrapping_add(1);
     }
 
-    /// The chain `ahead` places behind the next one to pop, which `used_waiting` must have shown.
+    /// The chain `ahead` positions behind the next one to pop. `used_waiting` must have seen it.
     pub fn peek_used(&self, ahead: u16) -> Used {
         self.ready[usize::from(self.last_used.wrapping_add(ahead) & self.mask)]
     }
 
-    /// Pops a chain that `used_waiting` has shown.
+    /// Pops a chain that `used_waiting` has seen.
     pub fn pop_entry(&mut self) -> Option<Used> {
         if self.last_used == self.used_seen {
             return None;
@@ -310,7 +316,7 @@ impl PackedRing {
         Some(used)
     }
 
-    /// Pops the next returned chain's id, looking at the ring anew if none is known.
+    /// Pops the id of the next returned chain, reading the ring again if none is known.
     pub fn pop_head(&mut self) -> Option<u16> {
         if self.last_used == self.used_seen && self.used_waiting() == 0 {
             return None;
@@ -318,7 +324,7 @@ impl PackedRing {
         self.pop_entry().map(|used| used.head)
     }
 
-    /// Returns the descriptors and the id of a popped chain.
+    /// Frees the descriptors and the id of a popped chain.
     pub fn free(&mut self, id: u16) {
         let chain = &mut self.chains[usize::from(id)];
         self.free += u16::try_from(chain.parts.len()).unwrap_or(0);
@@ -337,8 +343,8 @@ impl PackedRing {
         self.wish(self.used, DISABLE);
     }
 
-    /// Asks the device to interrupt at the next chain it returns. False when one has been returned
-    /// meanwhile: then poll again instead of sleeping.
+    /// Asks the device to interrupt at the next chain that it returns. Returns false if one has
+    /// been returned meanwhile: then poll again instead of sleeping.
     pub fn arm(&mut self) -> bool {
         self.suppressed = false;
         self.wish(self.used, if self.event_idx { DESC } else { ENABLE });
@@ -346,10 +352,10 @@ impl PackedRing {
         self.used_waiting() == 0
     }
 
-    /// Prepares the ring for a device that starts anew: everything the device has not returned is
-    /// made available again, in its old order, from the used place on. Returns the ring base (the
-    /// place and, in bit 15, its wrap counter) and the number of chains resubmitted. Used chains
-    /// must have been popped before.
+    /// Prepares the ring for a device that starts afresh. Everything that the old device has not
+    /// returned is made available again, in its old order, from the used position on. Returns the
+    /// ring base (the position with its wrap counter in bit 15) and the number of resubmitted
+    /// chains. Used chains must have been popped before.
     pub fn restart(&mut self) -> (u16, u16) {
         let base = self.used.word();
         let with_device = |id: &u16| {
@@ -368,7 +374,7 @@ impl PackedRing {
         for id in &ids {
             self.make_available(*id);
         }
-        // What lies between here and where the ring had got to is not available any more.
+        // The descriptors from here to the ring's old position are no longer available.
         let mut stale = self.avail;
         while stale != old {
             let at = usize::from(stale.index) * Descriptor::LEN + 8;
@@ -380,7 +386,7 @@ impl PackedRing {
             let at = usize::from(place.index) * Descriptor::LEN + 8;
             self.ring.u64_at(at).store(word, Ordering::Release);
         }
-        // A device that died while it wanted no kicks must not leave that behind.
+        // A device that died while it wanted no kicks must not leave this request behind.
         self.device_event.u32_at(0).store(0, Ordering::Relaxed);
         if self.suppressed {
             self.suppress();
@@ -388,8 +394,8 @@ impl PackedRing {
         (base, self.avail_idx.wrapping_sub(self.last_used))
     }
 
-    /// The ring base for a device that takes the ring up as it stands: behind the last used
-    /// descriptor that there is to see. Nothing is changed.
+    /// The ring base for a device that continues the ring unchanged: the position behind the last
+    /// visible used descriptor.
     pub fn resume(&mut self) -> u16 {
         self.used_waiting();
         self.used.word()

@@ -1,4 +1,4 @@
-//! Ring logic against a device played by the test in the same memory.
+//! Tests of the ring logic against a device that the test plays in the same memory.
 
 use super::*;
 use crate::driver::memory::GuestMemory;
@@ -12,7 +12,7 @@ fn ring(size: u16) -> PackedRing {
     PackedRing::new(size, desc, driver, device)
 }
 
-/// The device's side: what it has taken (id and descriptors), and where it is.
+/// The device's side: the chains it has taken (id and descriptors), and its position.
 struct Device {
     next: Place,
     used: Place,
@@ -54,7 +54,7 @@ impl Device {
         }
     }
 
-    /// Returns a taken chain; in order, all before it with the same descriptor.
+    /// Returns a taken chain. With in-order use, the same descriptor returns all before it.
     fn give(&mut self, ring: &PackedRing, id: u16, len: u32, in_order: bool) {
         let at = self.taken.iter().position(|(taken, _)| *taken == id).unwrap();
         let from = if in_order { 0 } else { at };
@@ -86,7 +86,7 @@ fn chains_go_round_without_one_being_lost() {
             if in_order {
                 device.give(&ring, ids[1], 5, true);
                 device.give(&ring, ids[2], 6, true);
-                // The first was used to the full, as far as anybody says.
+                // With in-order use, the first counts as completely filled.
                 let full = 7;
                 assert_eq!(ring.used_waiting(), 3);
                 let lens: Vec<_> = (0..3).map(|k| ring.peek_used(k).len).collect();
@@ -139,16 +139,16 @@ fn kicks_follow_the_devices_wish() {
     };
     wish(&ring, 0, DISABLE);
     assert!(!send(&mut ring, 1));
-    // A place counts for nothing where it was not negotiated.
+    // A position has no effect if it was not negotiated.
     wish(&ring, 0, DESC);
     assert!(send(&mut ring, 1));
     ring.set_features(true, false);
-    // At 2: the fourth descriptor is asked for.
+    // At 2: the fourth descriptor is requested.
     wish(&ring, WRAP | 3, DESC);
     assert!(!send(&mut ring, 1));
     assert!(send(&mut ring, 2));
     assert!(!send(&mut ring, 2));
-    // At 7: over the end, the first of the next round.
+    // At 7: across the end, the first of the next round.
     wish(&ring, 0, DESC);
     assert!(send(&mut ring, 2));
     assert!(!ring.publish(), "nothing new");
@@ -176,7 +176,7 @@ fn an_armed_ring_says_where_it_stands() {
 }
 
 #[test]
-fn what_a_device_invents_is_counted_and_believed_no_further() {
+fn invented_used_descriptors_are_counted_and_stop_the_ring() {
     for id in [8, 3, u16::MAX] {
         let mut ring = ring(8);
         let mut device = Device::new();
@@ -199,7 +199,7 @@ fn a_new_device_finds_what_the_old_one_kept() {
             (0..4).map(|k| ring.add(&[(16 * k, 1), (round, 2)], 0).unwrap()).collect();
         ring.publish();
         device.take(&ring);
-        // It returns the second and dies: a hole in the middle.
+        // The device returns the second chain and dies, which leaves a hole in the middle.
         device.give(&ring, ids[1], 9, false);
         assert_eq!(ring.pop_head(), Some(ids[1]));
         ring.free(ids[1]);
@@ -229,7 +229,7 @@ fn a_full_ring_restarts_whole() {
         assert_eq!(ring.pop_head(), Some(*id));
         ring.repost(*id);
     }
-    // Three are reposted and not published.
+    // Three chains are reposted but not published.
     let (base, again) = ring.restart();
     assert_eq!((base, again), (WRAP | 3, 8));
     let mut device = Device::at(base);

@@ -1,7 +1,7 @@
-//! Raw access to one ring: what a hostile guest writes.
+//! Raw access to one ring, for the writes of a hostile guest.
 //!
-//! Nothing here keeps the driver's own view of the ring: after raw writes only raw access makes
-//! sense for that ring, until the device is made anew.
+//! Nothing here maintains the driver's own view of the ring. After raw writes only raw access is
+//! meaningful for that ring, until the device is made again.
 
 use std::sync::atomic::Ordering;
 
@@ -24,7 +24,7 @@ impl<'a> RawQueue<'a> {
         Self { ring, kick, memory }
     }
 
-    /// Descriptors in the ring.
+    /// Number of descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {
         self.ring.size()
@@ -47,12 +47,12 @@ impl<'a> RawQueue<'a> {
         self.ring.avail_window().u16_at(2).store(index, Ordering::Release);
     }
 
-    /// The available index as it stands in memory.
+    /// The available index in memory.
     pub fn avail_idx(&mut self) -> u16 {
         self.ring.avail_window().u16_at(2).load(Ordering::Acquire)
     }
 
-    /// Writes the available ring's flags.
+    /// Writes the flags of the available ring.
     pub fn write_avail_flags(&mut self, flags: u16) {
         self.ring.avail_window().u16_at(0).store(flags, Ordering::Relaxed);
     }
@@ -63,7 +63,7 @@ impl<'a> RawQueue<'a> {
         self.ring.avail_window().u16_at(at).store(index, Ordering::Relaxed);
     }
 
-    /// The used index as it stands in memory.
+    /// The used index in memory.
     pub fn used_idx(&mut self) -> u16 {
         self.ring.used_window().u16_at(2).load(Ordering::Acquire)
     }
@@ -75,19 +75,19 @@ impl<'a> RawQueue<'a> {
         (used.u32_at(at).load(Ordering::Relaxed), used.u32_at(at + 4).load(Ordering::Relaxed))
     }
 
-    /// Overwrites the used index, which only the device may.
+    /// Overwrites the used index, which only the device may do.
     pub fn write_used_idx(&mut self, index: u16) {
         self.ring.used_window().u16_at(2).store(index, Ordering::Release);
     }
 
-    /// Writes a table of descriptors at a guest address; false outside of guest memory.
+    /// Writes a table of descriptors at a guest address. Returns false outside of guest memory.
     #[must_use]
     pub fn write_table(&mut self, guest: u64, table: &[Descriptor]) -> bool {
         let bytes: Vec<u8> = table.iter().flat_map(Descriptor::to_bytes).collect();
         self.memory.write(guest, &bytes)
     }
 
-    /// Writes bytes at a guest address; false outside of guest memory.
+    /// Writes bytes at a guest address. Returns false outside of guest memory.
     #[must_use]
     pub fn write_memory(&mut self, guest: u64, bytes: &[u8]) -> bool {
         self.memory.write(guest, bytes)
@@ -98,14 +98,15 @@ impl<'a> RawQueue<'a> {
         self.ring.used_window()
     }
 
-    /// The three windows of the ring: descriptor table, available ring, used ring.
+    /// The descriptor table, or the packed ring.
     pub fn desc_window(&mut self) -> &mut Window {
         self.ring.desc_window()
     }
 
     /// Kicks the device.
     pub fn kick(&self) {
-        // The only failure is a counter at its maximum, which is a kick that is still to be seen.
+        // The write fails only if the counter is at its maximum, and then a kick is already
+        // pending.
         let _ = self.kick.write(1);
     }
 }

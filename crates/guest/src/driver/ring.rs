@@ -1,25 +1,30 @@
 //! A split virtqueue seen from the driver.
 //!
-//! **Source.** Virtio 1.2 §2.7, §2.7.7 and §2.7.10 (notification suppression), §2.7.8 (in order).
+//! # Source
+//! Virtio 1.2 §2.7, §2.7.7 and §2.7.10 (notification suppression), §2.7.8 (in order).
 //!
-//! **Quantities.** `avail_idx`, `last_used`: free-running 16-bit counters; `size`: descriptors.
+//! # Quantities
+//! `avail_idx` and `last_used` are free-running 16-bit counters; `size` is in descriptors.
 //!
-//! **Rule.** Descriptors are taken from and returned to the end of a queue, so with in-order
-//! completion they are used in ring order, as IN_ORDER requires. The last written form of each
-//! descriptor and available entry is kept privately and an equal one is not written again: in the
-//! steady state only `avail.idx` and the buffers change, and the other lines stay shared.
+//! # Approach
+//! Descriptors are taken from and returned to the end of a queue. With in-order completion they are
+//! thus used in ring order, as IN_ORDER requires. The last written form of each descriptor and
+//! available entry is kept privately, and an equal one is not written again. In the steady state
+//! only `avail.idx` and the buffers change, and the other lines stay shared.
 //!
-//! **Example.** Threshold 9, index moved 8 → 10: a kick is due; 10 → 12: none
+//! # Example
+//! Threshold 9 and an index that moves 8 → 10: a kick is due; 10 → 12: none
 //! (`need_event_follows_the_specification`).
 //!
-//! **Cost.** One fence for each publication.
+//! # Cost
+//! One fence for each publication.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
 use super::memory::Window;
 
-/// The largest ring this driver makes.
+/// The largest ring that this driver makes.
 pub const MAX_RING_SIZE: u16 = 1024;
 
 const FLAG_NEXT: u16 = 1;
@@ -30,13 +35,13 @@ const NO_NOTIFY: u16 = 1;
 /// One split-ring descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Descriptor {
-    /// Guest address.
+    /// Guest address of the buffer.
     pub addr: u64,
-    /// Bytes.
+    /// Bytes of the buffer.
     pub len: u32,
     /// Virtio flags: 1 next, 2 device writes, 4 indirect.
     pub flags: u16,
-    /// The next descriptor, with flag 1.
+    /// Index of the next descriptor, valid with flag 1.
     pub next: u16,
 }
 
@@ -50,7 +55,7 @@ impl Descriptor {
     /// Flag: the buffer is a table of descriptors.
     pub const INDIRECT: u16 = FLAG_INDIRECT;
 
-    /// The descriptor as it stands in guest memory.
+    /// The descriptor in the form of guest memory.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
@@ -61,7 +66,7 @@ impl Descriptor {
         b
     }
 
-    /// The same in a packed ring or its tables, where `next` is an id and comes before the flags.
+    /// The same in a packed ring or its tables, where `next` is an id in front of the flags.
     #[must_use]
     pub fn to_packed_bytes(&self) -> [u8; Self::LEN] {
         let mut b = self.to_bytes();
@@ -70,7 +75,7 @@ impl Descriptor {
         b
     }
 
-    /// The two words a descriptor consists of.
+    /// The two words of a descriptor.
     fn words(&self) -> (u64, u64) {
         let second = u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48;
         (self.addr, second)
@@ -88,21 +93,21 @@ pub(crate) fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// A chain the device has returned.
+/// A chain that the device has returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Used {
     pub head: u16,
     pub len: u32,
 }
 
-/// What the driver knows about one descriptor.
+/// The driver's record of one descriptor.
 #[derive(Debug, Clone, Copy)]
 struct Shadow {
     desc: Descriptor,
     written: bool,
-    /// Heads only: descriptors in the chain; 0 while the driver owns it.
+    /// For heads: number of descriptors in the chain; 0 while the driver owns it.
     chain: u16,
-    /// Heads only: `avail_idx` at the time it was made available.
+    /// For heads: `avail_idx` when the chain was made available.
     stamp: u16,
 }
 
@@ -125,14 +130,14 @@ pub(crate) struct SplitRing {
     in_order: bool,
     suppressed: bool,
     used_event: u16,
-    /// Used entries that name no chain of ours.
+    /// Used entries that name no known chain.
     pub bad_used: u64,
-    /// Used entries that name another chain than the one made available at their place.
+    /// Used entries that name another chain than the one made available at their position.
     pub disorder: u64,
 }
 
 impl SplitRing {
-    /// A ring over three zeroed windows; interrupts start suppressed.
+    /// A ring over three zeroed windows. Interrupts are initially suppressed.
     pub fn new(size: u16, desc: Window, avail: Window, used: Window) -> Self {
         assert!(size.is_power_of_two() && (2..=MAX_RING_SIZE).contains(&size));
         let blank = Shadow { desc: Descriptor::default(), written: false, chain: 0, stamp: 0 };
@@ -160,7 +165,7 @@ impl SplitRing {
         ring
     }
 
-    /// Takes over what was negotiated.
+    /// Adopts the negotiated features.
     pub fn set_features(&mut self, event_idx: bool, in_order: bool) {
         self.event_idx = event_idx;
         self.in_order = in_order;
@@ -177,7 +182,7 @@ impl SplitRing {
         self.free.len()
     }
 
-    /// Chains made available and not seen to be used.
+    /// Chains that were made available and not seen to be used.
     pub fn outstanding(&self) -> u16 {
         self.avail_idx.wrapping_sub(self.last_used)
     }
@@ -213,8 +218,8 @@ impl SplitRing {
         self.desc.u64_at(at + 8).store(second, Ordering::Relaxed);
     }
 
-    /// Makes a chain of `parts` (address, bytes) available; `None` when descriptors are short.
-    /// Nothing is visible to the device before [`publish`](Self::publish).
+    /// Makes a chain of `parts` (address, bytes) available; `None` if there are too few
+    /// descriptors. Nothing is visible to the device before [`publish`](Self::publish).
     #[inline]
     pub fn add(&mut self, parts: &[(u64, u32)], flags: u16) -> Option<u16> {
         if parts.is_empty() || parts.len() > self.free.len() {
@@ -234,7 +239,7 @@ impl SplitRing {
         Some(head)
     }
 
-    /// Makes a chain that the device returned, and that was not freed, available again.
+    /// Makes a returned chain available again that was not freed.
     #[inline]
     pub fn repost(&mut self, head: u16) {
         self.make_available(head);
@@ -251,7 +256,7 @@ impl SplitRing {
         self.avail_idx = self.avail_idx.wrapping_add(1);
     }
 
-    /// Shows the device all that was added; true when it asks to be kicked.
+    /// Makes all added chains visible to the device. Returns true if the device asks for a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let (new, old) = (self.avail_idx, self.published);
@@ -270,7 +275,8 @@ impl SplitRing {
         }
     }
 
-    /// Chains the device has returned and that were not popped yet, reading its index anew.
+    /// Number of chains that the device has returned and that were not popped. Reads its index
+    /// again.
     #[inline]
     pub fn used_waiting(&mut self) -> u16 {
         self.keep_suppressed();
@@ -278,7 +284,7 @@ impl SplitRing {
         self.used_seen.wrapping_sub(self.last_used)
     }
 
-    /// The entry `ahead` places behind the next one to pop, which `used_waiting` must have shown.
+    /// The entry `ahead` positions behind the next one to pop. `used_waiting` must have seen it.
     #[inline]
     pub fn peek_used(&self, ahead: u16) -> Used {
         let position = self.last_used.wrapping_add(ahead);
@@ -286,14 +292,14 @@ impl SplitRing {
         let entry = 4 + 8 * at;
         let len = self.used.u32_at(entry + 4).load(Ordering::Relaxed);
         let head = match self.shadow_avail[at] {
-            // Entry k of the used ring belongs to entry k of the available ring.
+            // With in-order use, entry k of the used ring belongs to entry k of the available ring.
             Some(head) if self.in_order => head,
             _ => u16::try_from(self.used.u32_at(entry).load(Ordering::Relaxed)).unwrap_or(u16::MAX),
         };
         Used { head, len }
     }
 
-    /// Pops the next returned chain, skipping entries that name none of ours. The chain stays
+    /// Pops the next returned chain, skipping entries that name no known chain. The chain stays
     /// allocated until [`free`](Self::free).
     pub fn pop_used(&mut self) -> Option<Used> {
         loop {
@@ -306,7 +312,7 @@ impl SplitRing {
         }
     }
 
-    /// Pops exactly one entry that `used_waiting` has shown; `None` when it names no chain of ours.
+    /// Pops exactly one entry that `used_waiting` has seen; `None` if it names no known chain.
     #[inline]
     pub fn pop_entry(&mut self) -> Option<Used> {
         let used = self.peek_used(0);
@@ -339,7 +345,7 @@ impl SplitRing {
         self.shadow.get(usize::from(head)).is_some_and(|s| s.chain != 0)
     }
 
-    /// Returns the descriptors of a popped chain.
+    /// Frees the descriptors of a popped chain.
     #[inline]
     pub fn free(&mut self, head: u16) {
         let mut index = head;
@@ -356,7 +362,7 @@ impl SplitRing {
         self.write_used_event(self.last_used.wrapping_sub(1));
     }
 
-    /// With thresholds the one that never fires must move along before the index wraps onto it.
+    /// With thresholds, the one that never fires must move along before the index wraps onto it.
     fn keep_suppressed(&mut self) {
         if self.suppressed && self.last_used.wrapping_sub(self.used_event) > 0x3fff {
             self.write_used_event(self.last_used.wrapping_sub(1));
@@ -371,8 +377,8 @@ impl SplitRing {
         }
     }
 
-    /// Asks the device to interrupt at the next chain it returns. False when one has been returned
-    /// meanwhile: then poll again instead of sleeping.
+    /// Asks the device to interrupt at the next chain that it returns. Returns false if one has
+    /// been returned meanwhile: then poll again instead of sleeping.
     pub fn arm(&mut self) -> bool {
         self.suppressed = false;
         self.avail.u16_at(0).store(0, Ordering::Relaxed);
@@ -381,9 +387,9 @@ impl SplitRing {
         self.used_waiting() == 0
     }
 
-    /// Prepares the ring for a device that starts anew: everything the device has not returned is
-    /// made available again, in its old order. Returns the ring base (the device's first index) and
-    /// the number of chains resubmitted. Used chains must have been popped before.
+    /// Prepares the ring for a device that starts afresh. Everything that the old device has not
+    /// returned is made available again, in its old order. Returns the ring base (the device's
+    /// first index) and the number of resubmitted chains. Used chains must have been popped before.
     pub fn restart(&mut self) -> (u16, u16) {
         let base = self.last_used;
         let mut heads: Vec<u16> =
@@ -397,7 +403,7 @@ impl SplitRing {
         }
         self.avail.u16_at(2).store(self.avail_idx, Ordering::Release);
         self.published = self.avail_idx;
-        // A device that died while it wanted no kicks must not leave that behind.
+        // A device that died while it wanted no kicks must not leave this request behind.
         self.used.u16_at(0).store(0, Ordering::Relaxed);
         let event = 4 + 8 * usize::from(self.size);
         self.used.u16_at(event).store(base, Ordering::Relaxed);
@@ -407,8 +413,8 @@ impl SplitRing {
         (base, self.avail_idx.wrapping_sub(base))
     }
 
-    /// The ring base for a device that takes the ring up while its driver knows of nothing: what
-    /// a hypervisor reads from the used ring. Nothing is changed.
+    /// The ring base for a device that continues the ring unchanged without the driver's knowledge,
+    /// as a hypervisor reads it from the used ring.
     pub fn resume(&self) -> u16 {
         self.used.u16_at(2).load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! Ring logic against a device played by the test in the same memory.
+//! Tests of the ring logic against a device that the test plays in the same memory.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -13,7 +13,7 @@ fn ring(size: u16) -> SplitRing {
     SplitRing::new(size, desc, avail, used)
 }
 
-/// The device's side: reads available heads, returns them in any order.
+/// The device's side: reads available heads and returns them in any order.
 #[derive(Default)]
 struct Device {
     next: u16,
@@ -91,7 +91,7 @@ fn steady_state_writes_neither_descriptors_nor_available_entries() {
         }
     };
     turn(&mut ring);
-    // Spoil what a second turn would have to write if it did not know better.
+    // Overwrites what a second turn would have to write if the driver kept no record.
     for at in 0..4 {
         ring.desc.u64_at(16 * at).store(0xdead, Relaxed);
     }
@@ -182,7 +182,7 @@ fn restart_resubmits_what_is_outstanding_in_its_old_order() {
     }
     ring.publish();
     let heads = device.take(&ring);
-    // Out of order: 1 and 3 come back, 0, 2 and 4 are outstanding when the device dies.
+    // Out of order: 1 and 3 come back; 0, 2 and 4 are outstanding when the device dies.
     device.give(&ring, heads[1], 0);
     device.give(&ring, heads[3], 0);
     while let Some(used) = ring.pop_used() {

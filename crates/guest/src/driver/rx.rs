@@ -1,8 +1,9 @@
-//! The receive queue: buffers posted to the device, frames lent to a callback, buffers reposted.
+//! The receive queue: posts buffers to the device, lends frames to a callback, and reposts the
+//! buffers.
 //!
-//! **Rule.** All buffers are with the device but for those of the frame being looked at. A frame
-//! that spans several buffers (MRG_RXBUF) is delivered when all of them have been returned.
-//! Interrupts are suppressed while polling; [`RxQueue::arm`] asks for one and checks again.
+//! The device has all buffers except those of the frame being read. A frame that spans several
+//! buffers (MRG_RXBUF) is delivered when all of them have been returned. Interrupts are suppressed
+//! while polling; [`RxQueue::arm`] asks for one and checks again.
 
 use nix::sys::eventfd::EventFd;
 
@@ -11,29 +12,30 @@ use super::memory::Window;
 use super::ring::Descriptor;
 use super::virtqueue::Virtqueue;
 
-/// Most buffers one frame may span; a frame with more is dropped and counted bad.
+/// Maximum number of buffers of one frame. A frame with more is dropped and counted as bad.
 pub const MAX_SEGMENTS: usize = 64;
 
-/// A cache line.
+/// Bytes of a cache line.
 const LINE: usize = 64;
-/// A frame's first bytes: all of a small one, the headers of others.
+/// First bytes of a frame that are prefetched as its head: all of a small frame, the headers of
+/// others.
 const HEAD_BYTES: usize = 2 * LINE;
-/// How many frames ahead heads are asked for.
+/// Number of frames by which heads are prefetched ahead.
 const HEAD_AHEAD: u16 = 8;
-/// How many frames ahead bodies are asked for.
+/// Number of frames by which bodies are prefetched ahead.
 const BODY_AHEAD: u16 = 2;
 
 /// A received frame, in place.
 #[derive(Debug)]
 pub struct RxFrame<'a> {
-    /// The header the device wrote.
+    /// The header that the device wrote.
     pub hdr: VnetHdr,
     buffers: &'a [&'a [u8]],
     len: usize,
 }
 
 impl<'a> RxFrame<'a> {
-    /// The buffers as the device filled them: the first begins with the 12 bytes of header.
+    /// The buffers as the device filled them. The first begins with the 12 bytes of header.
     #[must_use]
     pub fn buffers(&self) -> &'a [&'a [u8]] {
         self.buffers
@@ -57,35 +59,34 @@ impl<'a> RxFrame<'a> {
         self.len
     }
 
-    /// Whether the frame has no byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies the frame behind what `to` holds.
+    /// Appends the frame to `to`.
     pub fn append_to(&self, to: &mut Vec<u8>) {
         self.segments().for_each(|s| to.extend_from_slice(s));
     }
 }
 
-/// What a receive queue has seen.
+/// Counters of a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RxCounters {
-    /// Frames delivered.
+    /// Delivered frames.
     pub frames: u64,
-    /// Their bytes, without header.
+    /// Bytes of the delivered frames, without header.
     pub bytes: u64,
     /// Frames that spanned more than one buffer.
     pub merged: u64,
-    /// Frames whose lengths or buffer count made no sense.
+    /// Frames with an impossible length or buffer count.
     pub bad: u64,
     /// Kicks written.
     pub kicks: u64,
-    /// Used entries that named no buffer of ours.
+    /// Used entries that named no known buffer.
     pub bad_used: u64,
-    /// Used entries in another order than the buffers were made available in: lost or doubled.
-    /// Not counted with IN_ORDER, where the entries' heads are not read.
+    /// Used entries out of the order in which the buffers were made available: lost or duplicated.
+    /// Not counted with IN_ORDER, where the heads of entries are not read.
     pub disorder: u64,
 }
 
@@ -132,7 +133,7 @@ impl RxQueue {
         self.mergeable = mergeable;
     }
 
-    /// Whether more than headers of a frame will be read, so that it is asked for ahead.
+    /// Sets whether more than the headers of a frame will be read, so that bodies are prefetched.
     pub fn set_reads_bodies(&mut self, reads: bool) {
         self.reads_bodies = reads;
     }
@@ -143,13 +144,14 @@ impl RxQueue {
         self.buffer_bytes
     }
 
-    /// Buffers the device has returned and that were not looked at.
+    /// Buffers that the device has returned and the driver has not read.
     pub fn waiting(&mut self) -> usize {
         usize::from(self.ring.used_waiting())
     }
 
-    /// Delivers up to `max` frames to `each` and reposts their buffers; returns how many. The
-    /// device sees the reposted buffers, and is kicked if it asks, before this returns.
+    /// Delivers up to `max` frames to `each` and reposts their buffers. Returns the number of
+    /// frames. Before it returns, the device sees the reposted buffers and is kicked if it asks for
+    /// it.
     #[inline]
     pub fn recv(&mut self, max: usize, mut each: impl FnMut(&RxFrame<'_>)) -> usize {
         let waiting = self.ring.used_waiting();
@@ -159,8 +161,8 @@ impl RxQueue {
             self.prefetch(first, 0..HEAD_BYTES);
         }
         while left > 0 && frames < max {
-            // Lines of the frames that follow are on their way while this one is looked at: heads
-            // early, because each comes alone, bodies late, because there are many of them.
+            // Lines of later frames are in transit while this one is read: heads early, because
+            // each is a single line, and bodies late, because they are many lines.
             if left > HEAD_AHEAD {
                 self.prefetch(HEAD_AHEAD, 0..HEAD_BYTES);
             }
@@ -180,7 +182,7 @@ impl RxQueue {
         frames
     }
 
-    /// Asks for the lines that hold bytes `range` of the buffer that is `ahead` places away.
+    /// Prefetches the bytes `range` of the buffer that is `ahead` positions away.
     #[inline]
     fn prefetch(&self, ahead: u16, range: std::ops::Range<usize>) {
         let used = self.ring.peek_used(ahead);
@@ -191,8 +193,8 @@ impl RxQueue {
         }
     }
 
-    /// Delivers the next frame; returns the number of buffers it took, 0 when its last buffers
-    /// are not there yet.
+    /// Delivers the next frame. Returns the number of its buffers, 0 if its last buffers have not
+    /// been returned yet.
     #[inline]
     fn deliver(&mut self, waiting: u16, each: &mut impl FnMut(&RxFrame<'_>)) -> u16 {
         let first = self.ring.peek_used(0);
@@ -261,7 +263,8 @@ impl RxQueue {
         }
     }
 
-    /// Drops what is waiting, also frames whose last buffers never came; returns the frames.
+    /// Drops the waiting frames, including those whose last buffers never came. Returns their
+    /// number.
     pub(crate) fn drop_waiting(&mut self) -> u64 {
         let mut frames = self.recv(usize::MAX, |_| ()) as u64;
         let rest = self.ring.used_waiting();
@@ -272,7 +275,7 @@ impl RxQueue {
         frames
     }
 
-    /// Shows the device all reposted buffers and kicks it if it asks for that.
+    /// Makes all reposted buffers visible to the device, and kicks it if it asks for it.
     pub fn publish(&mut self) {
         if self.ring.publish() {
             self.kick_now();
@@ -281,26 +284,28 @@ impl RxQueue {
 
     /// Kicks the device whether it asks for it or not.
     pub fn kick_now(&mut self) {
-        // The only failure is a counter at its maximum, which is a kick that is still to be seen.
+        // The write fails only if the counter is at its maximum, and then a kick is already
+        // pending.
         let _ = self.kick.write(1);
         self.counters.kicks += 1;
     }
 
-    /// Asks for an interrupt at the next frame; false when one is there already: poll again.
+    /// Asks for an interrupt at the next frame. Returns false if one is already there: then poll
+    /// again.
     pub fn arm(&mut self) -> bool {
         self.ring.arm()
     }
 
-    /// Asks for no more interrupts. One that is pending stays readable: [`clear_call`].
+    /// Asks for no more interrupts. A pending one stays readable: [`clear_call`].
     ///
     /// [`clear_call`]: Self::clear_call
     pub fn disarm(&mut self) {
         self.ring.suppress();
     }
 
-    /// Swallows a pending interrupt; for level-triggered waiting.
+    /// Clears a pending interrupt; for level-triggered waiting.
     pub fn clear_call(&self) {
-        // Nothing pending is what was asked for.
+        // The read fails if no interrupt is pending, which is the wanted state.
         let _ = self.call.read();
     }
 
@@ -310,7 +315,7 @@ impl RxQueue {
         &self.call
     }
 
-    /// What the queue has seen so far.
+    /// The present counters.
     #[must_use]
     pub fn counters(&self) -> RxCounters {
         let (bad_used, disorder) = (self.ring.bad_used(), self.ring.disorder());

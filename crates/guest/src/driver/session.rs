@@ -1,8 +1,8 @@
-//! The vhost-user session: reach the switch, negotiate, hand over memory and rings.
+//! The vhost-user session: reaches the switch, negotiates, and passes memory and rings.
 //!
-//! **Rule.** As a client we connect to the switch's socket; as a server we listen and the switch
-//! connects. Every wait is bounded. Requests ask for an acknowledgement where the switch can give
-//! one, so that a refusal is an error here and not a silent port.
+//! A client connects to the switch's socket; a server listens, and the switch connects. Every wait
+//! is bounded. Requests ask for an acknowledgement if the switch supports it, so that a refusal is
+//! an error here and not a silent port.
 #![allow(
     unsafe_code,
     reason = "the protocol crate's event type is only made from a raw descriptor"
@@ -31,12 +31,12 @@ use super::live::region_info;
 use super::memory::GuestMemory;
 use crate::clock;
 
-/// How long one request may stay unanswered.
+/// Time that one request may stay unanswered.
 const REPLY_LIMIT: Duration = Duration::from_secs(3);
-/// Between two attempts to reach a socket that is not there.
+/// Time between two attempts to reach a socket that is not there.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Where sessions come from.
+/// The source of sessions.
 #[derive(Debug)]
 pub(crate) struct Door {
     socket: PathBuf,
@@ -48,7 +48,7 @@ impl Door {
         let listener = match config.mode {
             SocketMode::Client => None,
             SocketMode::Server => {
-                // A socket left by a process that died would make bind fail for ever.
+                // A socket left by a dead process would make bind fail forever.
                 match std::fs::remove_file(&config.socket) {
                     Err(e) if e.kind() != io::ErrorKind::NotFound => {
                         return Err(DriverError::os("removing a stale socket")(e));
@@ -66,7 +66,7 @@ impl Door {
         Ok(Self { socket: config.socket.clone(), listener })
     }
 
-    /// One attempt; `None` when the switch is not there.
+    /// Attempts once; `None` if the switch is not there.
     pub fn try_stream(&self) -> Option<UnixStream> {
         match &self.listener {
             None => UnixStream::connect(&self.socket).ok(),
@@ -74,7 +74,7 @@ impl Door {
         }
     }
 
-    /// Attempts until `limit` has passed.
+    /// Attempts repeatedly until `limit` has passed.
     pub fn stream(&self, limit: Duration) -> Result<UnixStream, DriverError> {
         let start = clock::now();
         loop {
@@ -97,7 +97,7 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         if self.listener.is_some() {
-            // Best effort: the next listener removes it too.
+            // If this fails, the next listener removes it.
             let _ = std::fs::remove_file(&self.socket);
         }
     }
@@ -114,7 +114,7 @@ pub(crate) struct RingInfo<'a> {
     pub call: &'a EventFd,
 }
 
-/// An inflight region: made by the switch, kept by us, handed to its successor.
+/// An inflight region, which the switch makes, the driver keeps, and the switch's successor gets.
 pub(crate) struct Inflight {
     region: VhostUserInflight,
     file: File,
@@ -143,7 +143,7 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Negotiates features: `wanted` as far as offered; `required` or an error.
+    /// Negotiates features: `wanted` as far as offered, `required` or an error.
     pub fn negotiate(
         stream: UnixStream,
         wanted: Features,
@@ -200,7 +200,7 @@ impl Session {
         &self.stream
     }
 
-    /// Has the switch make an inflight region, for us to keep.
+    /// Makes the switch create an inflight region, which the driver keeps.
     pub fn get_inflight(&mut self, queues: u16, size: u16) -> Result<Inflight, DriverError> {
         let wanted = VhostUserInflight::new(0, 0, queues, size);
         let (region, file) = self
@@ -235,7 +235,8 @@ impl Session {
             .map_err(DriverError::protocol("SET_VRING_KICK"))
     }
 
-    /// Says where a ring is; with a `log` address, that writes to its used ring are to be logged.
+    /// Passes the addresses of a ring. A `log` address asks for writes to its used ring to be
+    /// logged.
     pub fn set_addresses(
         &self,
         index: usize,
@@ -257,7 +258,7 @@ impl Session {
             .map_err(DriverError::protocol("SET_VRING_ADDR"))
     }
 
-    /// Acknowledges features anew, of which only one may differ that does not concern rings.
+    /// Acknowledges features again. Only one that does not concern rings may differ.
     pub fn set_features(&self, features: Features) -> Result<(), DriverError> {
         self.frontend.set_features(features.0).map_err(DriverError::protocol("SET_FEATURES"))
     }
@@ -266,7 +267,7 @@ impl Session {
         self.frontend.set_vring_enable(index, on).map_err(DriverError::protocol("SET_VRING_ENABLE"))
     }
 
-    /// Whether the switch still holds its end of the socket. One system call.
+    /// Whether the switch still holds its end of the socket. Makes one system call.
     pub fn is_alive(&self) -> bool {
         let mut byte = [0];
         match recv(self.stream.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)
@@ -278,8 +279,8 @@ impl Session {
     }
 }
 
-/// Asks for the number of queue pairs on a frontend of its own: `vhost` takes the answer for the
-/// number of *rings* it will let us name, while switches (and the specification's own network
+/// Asks for the number of queue pairs on a front end of its own. `vhost` takes the answer for the
+/// number of *rings* that may be named, while switches (and the specification's own network
 /// example) answer in pairs.
 fn check_queue_pairs(stream: &UnixStream, wanted: u16) -> Result<(), DriverError> {
     let ours = stream.try_clone().map_err(DriverError::os("duplicating the socket"))?;
@@ -303,14 +304,14 @@ fn check_queue_pairs(stream: &UnixStream, wanted: u16) -> Result<(), DriverError
     Ok(())
 }
 
-/// The protocol crate's event type for a duplicate of ours. The type is not exported by any crate
-/// of the workspace, so it is named by inference only.
+/// A duplicate of an event in the protocol crate's own type. No crate of the workspace exports the
+/// type, so inference alone names it.
 fn event<T: FromRawFd>(ours: &EventFd) -> Result<T, DriverError> {
     let duplicate = ours
         .as_fd()
         .try_clone_to_owned()
         .map_err(DriverError::os("duplicating an event descriptor"))?;
-    // SAFETY: the descriptor was just made, is owned by nobody else, and is an eventfd.
+    // SAFETY: the descriptor was just made, nothing else owns it, and it is an eventfd.
     // WHY: vmm-sys-util's EventFd has no constructor from an OwnedFd.
     Ok(unsafe { T::from_raw_fd(duplicate.into_raw_fd()) })
 }

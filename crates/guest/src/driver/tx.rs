@@ -1,9 +1,9 @@
 //! The transmit queue: slots of guest memory, filled in place.
 //!
-//! **Rule.** A slot is header and frame, one behind the other. [`TxQueue::take`] lends a free slot,
-//! the caller fills it through [`TxQueue::slot_mut`], a `push` gives it to the ring, and
-//! [`TxQueue::reclaim`] takes it back when the device has used it. Nothing blocks and nothing is
-//! dropped: a full ring is `None` from `take`.
+//! A slot is a header followed by a frame. [`TxQueue::take`] lends a free slot, the caller fills it
+//! through [`TxQueue::slot_mut`], a `push` gives it to the ring, and [`TxQueue::reclaim`] takes it
+//! back when the device has used it. Nothing blocks and nothing is dropped: if the ring is full,
+//! `take` returns `None`.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ use super::memory::Window;
 use super::ring::Descriptor;
 use super::virtqueue::Virtqueue;
 
-/// Most descriptors of one frame.
+/// Maximum number of descriptors of one frame.
 const MAX_PARTS: usize = 16;
 
 /// A transmit buffer that the caller may fill.
@@ -24,7 +24,7 @@ const MAX_PARTS: usize = 16;
 pub struct Slot(pub(crate) u16);
 
 impl Slot {
-    /// The slot's number, 0-based: prepared contents can be remembered by it.
+    /// The slot's number from 0, by which prepared contents can be found.
     #[must_use]
     pub fn index(self) -> usize {
         usize::from(self.0)
@@ -35,21 +35,21 @@ impl Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u64);
 
-/// What a transmit queue has done.
+/// Counters of a transmit queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TxCounters {
-    /// Frames pushed.
+    /// Pushed frames.
     pub frames: u64,
-    /// Their bytes, without header.
+    /// Bytes of the pushed frames, without header.
     pub bytes: u64,
     /// Frames that the device has used.
     pub completed: u64,
     /// Kicks written.
     pub kicks: u64,
-    /// Used entries that named no frame of ours.
+    /// Used entries that named no known frame.
     pub bad_used: u64,
-    /// Used entries in another order than the frames were made available in: lost or doubled.
-    /// Not counted with IN_ORDER, where the entries' heads are not read.
+    /// Used entries out of the order in which the frames were made available: lost or duplicated.
+    /// Not counted with IN_ORDER, where the heads of entries are not read.
     pub disorder: u64,
 }
 
@@ -106,7 +106,7 @@ impl TxQueue {
         self.free.len().min(self.ring.free_descriptors())
     }
 
-    /// Slots in all.
+    /// Number of all slots.
     #[must_use]
     pub fn slot_count(&self) -> usize {
         self.slots.len() / self.slot_bytes
@@ -124,7 +124,7 @@ impl TxQueue {
         usize::from(self.ring.outstanding())
     }
 
-    /// Takes a free slot.
+    /// Takes a free slot, if there is one.
     pub fn take(&mut self) -> Option<Slot> {
         if self.ring.free_descriptors() == 0 {
             return None;
@@ -136,7 +136,7 @@ impl TxQueue {
         .map(Slot)
     }
 
-    /// Asks for the lines of the slot that will be taken after `ahead` others, to be written.
+    /// Prefetches for writing the lines of the slot that will be taken after `ahead` others.
     #[inline]
     pub fn prefetch(&self, ahead: usize, frame_len: usize) {
         let slot = match self.order {
@@ -152,7 +152,7 @@ impl TxQueue {
         }
     }
 
-    /// Gives a slot back unused.
+    /// Returns an unused slot.
     pub fn give_back(&mut self, slot: Slot) {
         match self.order {
             SlotOrder::Fifo => self.free.push_front(slot.0),
@@ -165,7 +165,7 @@ impl TxQueue {
         self.slots.bytes_mut(slot.index() * self.slot_bytes, self.slot_bytes)
     }
 
-    /// Any slot's bytes by number, to prepare contents before the first frame.
+    /// The bytes of any slot by number, to prepare contents before the first frame.
     pub fn prepare(&mut self, index: usize) -> &mut [u8] {
         self.slots.bytes_mut(index * self.slot_bytes, self.slot_bytes)
     }
@@ -173,7 +173,7 @@ impl TxQueue {
     /// Adds the slot to the ring as one descriptor, with `hdr` in front of `frame_len` bytes.
     ///
     /// # Errors
-    /// When the frame does not fit the slot or the ring is full; the slot stays taken.
+    /// The frame does not fit the slot, or the ring is full. The slot stays taken.
     pub fn push(
         &mut self,
         slot: Slot,
@@ -185,10 +185,10 @@ impl TxQueue {
         self.push_prepared(slot, frame_len)
     }
 
-    /// As [`push`](Self::push), with the header already in the slot.
+    /// Like [`push`](Self::push), with the header already in the slot.
     ///
     /// # Errors
-    /// As [`push`](Self::push).
+    /// As for [`push`](Self::push).
     #[inline]
     pub fn push_prepared(&mut self, slot: Slot, frame_len: usize) -> Result<FrameId, DriverError> {
         let total = self.check(frame_len)?;
@@ -200,7 +200,7 @@ impl TxQueue {
     /// more of about equal length.
     ///
     /// # Errors
-    /// As [`push`](Self::push).
+    /// As for [`push`](Self::push).
     pub fn push_chain(
         &mut self,
         slot: Slot,
@@ -215,7 +215,7 @@ impl TxQueue {
     /// Adds the slot through an indirect table of header and `parts` (1..=15) descriptors.
     ///
     /// # Errors
-    /// As [`push`](Self::push).
+    /// As for [`push`](Self::push).
     pub fn push_indirect(
         &mut self,
         slot: Slot,
@@ -303,7 +303,8 @@ impl TxQueue {
         Ok(FrameId(id))
     }
 
-    /// Shows the device all pushed frames and kicks it if it asks for that; true when kicked.
+    /// Makes all pushed frames visible to the device. Kicks it if it asks, and returns whether it
+    /// did.
     pub fn publish(&mut self) -> bool {
         let kick = self.ring.publish();
         if kick {
@@ -312,19 +313,21 @@ impl TxQueue {
         kick
     }
 
-    /// Shows the device all pushed frames and forgets to kick it: a driver that breaks the rules.
+    /// Makes all pushed frames visible without a kick, like a driver that violates the
+    /// specification.
     pub fn publish_silently(&mut self) {
         let _ = self.ring.publish();
     }
 
     /// Kicks the device whether it asks for it or not.
     pub fn kick_now(&mut self) {
-        // The only failure is a counter at its maximum, which is a kick that is still to be seen.
+        // The write fails only if the counter is at its maximum, and then a kick is already
+        // pending.
         let _ = self.kick.write(1);
         self.counters.kicks += 1;
     }
 
-    /// Takes back the slots of used frames and reports their ids; returns how many.
+    /// Takes back the slots of used frames and reports their ids. Returns their number.
     #[inline]
     pub fn reclaim(&mut self, mut done: impl FnMut(FrameId)) -> usize {
         let mut count = 0;
@@ -339,21 +342,21 @@ impl TxQueue {
         count
     }
 
-    /// Asks for an interrupt at the next used frame; false when one is used already.
+    /// Asks for an interrupt at the next used frame. Returns false if one is already used.
     pub fn arm(&mut self) -> bool {
         self.ring.arm()
     }
 
-    /// Asks for no more interrupts. One that is pending stays readable: [`clear_call`].
+    /// Asks for no more interrupts. A pending one stays readable: [`clear_call`].
     ///
     /// [`clear_call`]: Self::clear_call
     pub fn disarm(&mut self) {
         self.ring.suppress();
     }
 
-    /// Swallows a pending interrupt; for level-triggered waiting.
+    /// Clears a pending interrupt; for level-triggered waiting.
     pub fn clear_call(&self) {
-        // Nothing pending is what was asked for.
+        // The read fails if no interrupt is pending, which is the wanted state.
         let _ = self.call.read();
     }
 
@@ -363,7 +366,7 @@ impl TxQueue {
         &self.call
     }
 
-    /// What the queue has done so far.
+    /// The present counters.
     #[must_use]
     pub fn counters(&self) -> TxCounters {
         let (bad_used, disorder) = (self.ring.bad_used(), self.ring.disorder());

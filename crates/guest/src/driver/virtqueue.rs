@@ -4,14 +4,14 @@ use super::memory::Window;
 use super::packed::PackedRing;
 use super::ring::{SplitRing, Used};
 
-/// See the module's text; the methods are those of the two rings.
+/// A split or packed ring. The methods are those of the two rings.
 #[derive(Debug)]
 pub(crate) enum Virtqueue {
     Split(SplitRing),
     Packed(PackedRing),
 }
 
-/// The same call on whichever ring it is.
+/// Makes the same call on either kind of ring.
 macro_rules! either {
     ($queue:expr, $ring:ident => $call:expr) => {
         match $queue {

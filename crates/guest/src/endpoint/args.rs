@@ -28,7 +28,7 @@ pub struct EndpointArgs {
 }
 
 impl EndpointArgs {
-    /// The process asked for.
+    /// The process that the arguments describe.
     #[must_use]
     pub fn spec(&self) -> EndpointSpec {
         EndpointSpec {

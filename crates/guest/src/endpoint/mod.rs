@@ -1,22 +1,27 @@
 //! Endpoints: a network namespace's own NIC on a vhost-user port.
 //!
-//! **Problem.** Real programs (iperf3, nginx) and the real kernel stack are the best judges of a
-//! switch, and QEMU guests are slow on machines without nested KVM. An endpoint holds a TAP device
-//! inside a namespace and drives a virtio-net device with what the TAP says, and back.
+//! # Problem
+//! Real programs (iperf3, nginx) and the real kernel stack are the best judges of a switch, but
+//! QEMU guests are slow on machines without nested KVM. An endpoint holds a TAP device inside a
+//! namespace and connects it in both directions to a virtio-net device.
 //!
-//! **Source.** `Documentation/networking/tuntap.rst`; virtio 1.2 §5.1.6 (header).
+//! # Source
+//! `Documentation/networking/tuntap.rst`; virtio 1.2 §5.1.6 (header).
 //!
-//! **Rule.** TAP and ring use the same 12-byte header, so a frame is read from the TAP straight
-//! into a transmit slot and written to the TAP straight from receive buffers: checksum and TSO
-//! metadata pass unchanged. One loop serves all NICs: it polls while frames move, spins for a
-//! moment, then arms the interrupts, looks again, and sleeps in epoll. A switch that goes away is
-//! tried again with back-off; frames it had not returned are resubmitted.
+//! # Approach
+//! TAP and ring use the same 12-byte header. A frame is thus read from the TAP directly into a
+//! transmit slot, and written to the TAP directly from receive buffers. Checksum and TSO metadata
+//! pass unchanged. One loop serves all NICs. It polls while frames move, spins for a moment, then
+//! arms the interrupts, looks again, and sleeps in epoll. If the switch goes away, the endpoint
+//! retries with back-off and resubmits frames that had not been returned.
 //!
-//! **Departures.** The handshake with a switch that accepts and then does not answer blocks all
-//! NICs of the process for up to 3 s.
+//! # Cost
+//! One system call a frame in each direction, because a TAP has no batches. None for the rings
+//! while frames move.
 //!
-//! **Cost.** One system call a frame each way (a TAP has no batches), none for the rings while
-//! frames move.
+//! # Departures
+//! The handshake with a switch that accepts and then does not answer blocks all NICs of the process
+//! for up to 3 s.
 
 mod args;
 mod counters;

@@ -1,4 +1,4 @@
-//! Namespaces and interface settings, by `ip` from iproute2.
+//! Namespaces and interface settings, by `ip` of iproute2.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 
 use super::spec::NicSpec;
 
-/// Where `ip netns` keeps a namespace.
+/// The file by which `ip netns` keeps a namespace.
 #[must_use]
 pub fn path(name: &str) -> PathBuf {
     PathBuf::from("/run/netns").join(name)
@@ -26,12 +26,12 @@ fn ip(netns: Option<&str>, args: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A namespace that we made; removed when dropped.
+/// A namespace made by this process, which is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct OwnNetns(String);
 
 impl OwnNetns {
-    /// Makes the namespace unless it is there already.
+    /// Makes the namespace; `None` if it already exists.
     pub fn create(name: &str) -> anyhow::Result<Option<Self>> {
         if path(name).exists() {
             return Ok(None);
@@ -51,7 +51,7 @@ impl Drop for OwnNetns {
     }
 }
 
-/// Gives the interface its address, MTU and IP, and sets it up.
+/// Sets the interface's address, MTU and IP address, and brings it up.
 pub(crate) fn configure(nic: &NicSpec) -> anyhow::Result<()> {
     let netns = nic.netns.as_deref();
     let name = nic.interface.as_str();

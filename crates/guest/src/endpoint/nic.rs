@@ -1,4 +1,4 @@
-//! One NIC: TAP queues joined to the queue pairs of a device.
+//! One NIC: TAP queues connected to the queue pairs of a device.
 
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -18,14 +18,14 @@ use crate::driver::{
 
 /// Frames moved in one direction before the next NIC has its turn.
 const BURST: usize = 32;
-/// Header, Ethernet, and the largest IP packet, in whole cache lines.
+/// Bytes for header, Ethernet and the largest IP packet, in whole cache lines.
 const BIG_SLOT: usize = (VNET_HDR_LEN + 18 + 65_535).next_multiple_of(64);
-/// A receive buffer when frames may span several.
+/// Bytes of a receive buffer if frames may span several.
 const MERGED_BUFFER: usize = 16 << 10;
 const FIRST_BACK_OFF: Duration = Duration::from_millis(20);
 const MAX_BACK_OFF: Duration = Duration::from_millis(500);
 
-/// A TAP in a namespace and the device it is joined to.
+/// A TAP in a namespace and the device to which it is connected.
 #[derive(Debug)]
 pub(crate) struct Nic {
     spec: NicSpec,
@@ -41,7 +41,7 @@ pub(crate) struct Nic {
 }
 
 impl Nic {
-    /// Opens the TAP and lays out guest memory; the switch need not be there.
+    /// Opens the TAP and lays out guest memory. The switch need not be there.
     pub fn new(spec: &NicSpec) -> anyhow::Result<Self> {
         let name = spec.name();
         let place = spec.netns.as_deref().map(netns::path);
@@ -71,17 +71,17 @@ impl Nic {
         self.ever_attached
     }
 
-    /// When the next attempt to attach is due; `None` while attached.
+    /// Time of the next attempt to attach; `None` while attached.
     pub fn next_try_ns(&self) -> Option<u64> {
         (!self.attached).then_some(self.next_try_ns)
     }
 
-    /// Looks whether the switch is still there; true when it has just gone.
+    /// Checks whether the switch is still there. Returns true if it has just gone.
     pub fn check_gone(&mut self, now_ns: u64) -> bool {
         if !self.attached || self.device.is_connected() {
             return false;
         }
-        // What the old switch had delivered still goes to the namespace.
+        // Frames that the old switch had delivered still go to the namespace.
         while self.ring_to_tap() > 0 {}
         self.attached = false;
         self.back_off = FIRST_BACK_OFF;
@@ -90,7 +90,7 @@ impl Nic {
         true
     }
 
-    /// Tries to attach if an attempt is due; true when that succeeded.
+    /// Attaches if an attempt is due. Returns true if it succeeded.
     pub fn try_attach(&mut self, now_ns: u64) -> anyhow::Result<bool> {
         if self.attached || now_ns < self.next_try_ns {
             return Ok(false);
@@ -121,7 +121,7 @@ impl Nic {
         Ok(true)
     }
 
-    /// One burst each way on every queue; returns the frames moved.
+    /// Moves one burst in each direction on every queue. Returns the number of frames.
     pub fn turn(&mut self) -> usize {
         if !self.attached {
             return 0;
@@ -149,7 +149,7 @@ impl Nic {
         moved
     }
 
-    /// Asks for interrupts; false when a frame or a slot turned up meanwhile.
+    /// Asks for interrupts. Returns false if a frame or a slot became available meanwhile.
     pub fn arm(&mut self) -> bool {
         if !self.attached {
             return true;
@@ -157,7 +157,7 @@ impl Nic {
         let mut quiet = true;
         for (pair, readable) in self.device.pairs_mut().iter_mut().zip(&self.readable) {
             quiet &= pair.rx.arm();
-            // A TAP still readable was left because the ring is full.
+            // A TAP that is still readable was left because the ring is full.
             if *readable {
                 quiet &= pair.tx.arm();
             }
@@ -235,13 +235,13 @@ fn read_burst(
                 continue;
             }
             Err(error) => {
-                // EAGAIN, or an interface that is down: epoll says when it is over.
+                // EAGAIN, or an interface that is down. epoll reports when it becomes readable.
                 *readable = error == Errno::EINTR;
                 tx.give_back(slot);
                 break;
             }
         };
-        // The TAP may say that it has verified a checksum, which a driver must not.
+        // The TAP may declare a checksum verified, which a driver must not.
         bytes[0] &= VnetHdr::NEEDS_CSUM;
         let tso = bytes[1] != VnetHdr::GSO_NONE;
         if tx.push_prepared(slot, len).is_err() {
@@ -259,7 +259,7 @@ fn read_burst(
     moved
 }
 
-/// Writes one frame to the TAP from where it is.
+/// Writes one frame to the TAP from its receive buffers.
 fn write_frame(frame: &RxFrame<'_>, tap: &OwnedFd, counters: &mut NicReport) {
     let mut parts = [IoSlice::new(&[]); MAX_SEGMENTS];
     for (part, buffer) in parts.iter_mut().zip(frame.buffers()) {

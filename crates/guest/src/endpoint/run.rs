@@ -16,15 +16,15 @@ use super::nic::Nic;
 use super::spec::EndpointSpec;
 use crate::clock;
 
-/// Why an endpoint ended.
+/// Reason for which an endpoint ended.
 pub type EndpointError = anyhow::Error;
 
-/// How often a busy loop looks at sockets and the clock's other duties.
+/// Nanoseconds between two looks of a busy loop at sockets and timers.
 const WATCH_NS: u64 = 10_000_000;
-/// A sleep never lasts longer: a lost edge costs this and no more.
+/// Longest sleep in nanoseconds, which bounds the cost of a lost epoll edge.
 const LONGEST_SLEEP_NS: u64 = 1_000_000_000;
 
-/// What an epoll event is about.
+/// Subject of an epoll event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Signal,
@@ -55,11 +55,11 @@ impl Source {
 }
 
 impl EndpointSpec {
-    /// Serves the NICs until SIGTERM or SIGINT; prints `ready` when all have been attached once.
-    /// `each` gets the counters at the interval asked for and at the end.
+    /// Serves the NICs until SIGTERM or SIGINT. Prints `ready` when all have been attached once.
+    /// Passes the counters to `each` at the requested interval and at the end.
     ///
     /// # Errors
-    /// When a TAP, a namespace or a socket cannot be had. A switch that is missing is no error.
+    /// A TAP, a namespace or a socket is not available. A missing switch is no error.
     pub fn run(&self, mut each: impl FnMut(&EndpointReport)) -> Result<(), EndpointError> {
         // Before any thread is made, so that no other one takes the signals.
         let mask = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
@@ -81,7 +81,7 @@ impl EndpointSpec {
         let nics = self.nics.iter().map(Nic::new).collect::<anyhow::Result<Vec<_>>>()?;
         let mut server = Server::new(self, nics, signals)?;
         server.serve(&mut each)
-        // The NICs go before the namespaces they are in.
+        // The NICs are dropped before the namespaces that contain them.
     }
 }
 
@@ -147,7 +147,7 @@ impl<'a> Server<'a> {
                 self.look(0)?;
             } else {
                 self.sleep(now, next_report)?;
-                // A wake-up is followed by a spin, and whatever woke us is looked at at once.
+                // A wake-up is followed by a spin, and its cause is examined at once.
                 last_moved = self.now_ns();
                 next_watch = next_watch.min(last_moved + WATCH_NS);
             }
@@ -156,7 +156,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Attaches what is detached and notices what has gone.
+    /// Attaches detached NICs and detects switches that have gone.
     fn watch(&mut self, now: u64) -> anyhow::Result<()> {
         use std::os::fd::AsFd;
         for nic in &mut self.nics {
@@ -179,7 +179,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Arms all interrupts, looks again, and waits for whatever comes first.
+    /// Arms all interrupts, looks again, and waits for the first event.
     fn sleep(&mut self, now: u64, next_report: Option<u64>) -> anyhow::Result<()> {
         let armed = self.nics.iter_mut().all(Nic::arm);
         if armed {
@@ -193,7 +193,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Takes events, waiting up to `millis`.
+    /// Handles events, waiting up to `millis` milliseconds.
     fn look(&mut self, millis: u64) -> anyhow::Result<()> {
         let mut events = [EpollEvent::empty(); 64];
         let timeout = EpollTimeout::from(u16::try_from(millis).unwrap_or(u16::MAX));
@@ -215,7 +215,7 @@ impl<'a> Server<'a> {
                         nic.check_gone(now);
                     }
                 }
-                // An edge: nothing to read, the loop looks at all rings anyway.
+                // An edge needs no read, because the loop looks at all rings anyway.
                 Source::Call => {}
                 Source::Tap { nic, queue } => self.nics[nic].readable[queue] = true,
             }

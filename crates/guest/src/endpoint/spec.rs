@@ -1,4 +1,4 @@
-//! What an endpoint process serves, as plain data.
+//! Parameters of an endpoint process, as plain data.
 
 use std::path::PathBuf;
 
@@ -8,29 +8,28 @@ use crate::mac::Mac;
 /// One NIC: a TAP in a namespace behind a vhost-user port.
 #[derive(Debug, Clone)]
 pub struct NicSpec {
-    /// The namespace's name under `/run/netns`; `None` for the one we run in.
+    /// Name of the namespace under `/run/netns`; `None` is that of the process.
     pub netns: Option<String>,
-    /// The TAP's name inside it.
+    /// Name of the TAP inside it.
     pub interface: String,
-    /// The vhost-user socket.
+    /// Path of the vhost-user socket.
     pub socket: PathBuf,
-    /// Who listens on the socket.
     pub mode: SocketMode,
-    /// Address of the interface; `None` leaves the kernel's choice.
+    /// MAC address of the interface; `None` leaves the kernel's choice.
     pub mac: Option<Mac>,
-    /// IP address with prefix length, `10.0.0.1/24`; `None` for none.
+    /// IP address with prefix length, such as `10.0.0.1/24`; `None` for none.
     pub ip: Option<String>,
-    /// Largest IP packet without segmentation.
+    /// Largest IP packet without segmentation, in bytes.
     pub mtu: u16,
     /// Whether checksum and TSO are offered to the stack as far as the switch has them.
     pub offloads: bool,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub queues: u16,
     /// Descriptors of each ring.
     pub ring_size: u16,
     /// Whether frames may span several receive buffers.
     pub mergeable: bool,
-    /// Whether the rings are packed; the switch must offer that.
+    /// Whether the rings are packed. The switch must offer this.
     pub packed: bool,
 }
 
@@ -48,14 +47,13 @@ impl NicSpec {
 /// All NICs of one process.
 #[derive(Debug, Clone)]
 pub struct EndpointSpec {
-    /// The NICs.
     pub nics: Vec<NicSpec>,
-    /// Whether namespaces that do not exist are made, and removed at the end.
+    /// Whether missing namespaces are made, and removed at the end.
     pub create_netns: bool,
     /// Seconds between reports; `None` for none.
     pub stats_interval_secs: Option<f64>,
-    /// How long to poll without a frame before sleeping, in microseconds.
+    /// Microseconds of polling without a frame before the loop sleeps.
     pub spin_us: u64,
-    /// The core the loop is pinned to.
+    /// The core to which the loop is pinned; `None` leaves it to the kernel.
     pub core: Option<usize>,
 }

@@ -1,6 +1,6 @@
 //! TAP devices with virtio headers.
 //!
-//! **Source.** `Documentation/networking/tuntap.rst`, `include/uapi/linux/if_tun.h`.
+//! Sources: `Documentation/networking/tuntap.rst`, `include/uapi/linux/if_tun.h`.
 #![allow(unsafe_code, reason = "the TAP's settings are ioctls")]
 
 use std::fs::{File, OpenOptions};
@@ -25,7 +25,7 @@ const TUN_F_CSUM: libc::c_ulong = 1;
 const TUN_F_TSO4: libc::c_ulong = 2;
 const TUN_F_TSO6: libc::c_ulong = 4;
 
-/// `struct ifreq` as far as TUNSETIFF looks at it.
+/// The part of `struct ifreq` that TUNSETIFF reads.
 #[repr(C)]
 struct IfReq {
     name: [u8; 16],
@@ -33,8 +33,8 @@ struct IfReq {
     rest: [u8; 22],
 }
 
-/// Opens `queues` queues of the TAP called `name` inside a namespace (by its file; `None` for
-/// ours). A thread of its own enters the namespace, so the caller's stays what it is.
+/// Opens `queues` queues of the TAP `name` inside a namespace, given by its file; `None` is that of
+/// the process. A new thread enters the namespace, so the caller's namespace is unchanged.
 pub(crate) fn open(netns: Option<PathBuf>, name: &str, queues: u16) -> io::Result<Vec<OwnedFd>> {
     let name = name.to_owned();
     let opening = move || {
@@ -66,9 +66,9 @@ fn open_queue(name: &str, multi_queue: bool) -> io::Result<OwnedFd> {
     let fd = OwnedFd::from(file);
     let header = libc::c_int::try_from(VNET_HDR_LEN).unwrap_or(12);
     let little_endian: libc::c_int = 1;
-    // SAFETY: each request gets a pointer to a live value of the type the kernel expects, which
-    // it reads (and for TUNSETIFF writes) within its size only.
-    // WHY: there is no safe interface to these settings.
+    // SAFETY: each request gets a pointer to a live value of the type the kernel expects, which it
+    // reads (and for TUNSETIFF writes) only within its size.
+    // WHY: no safe interface to these settings exists.
     unsafe {
         check(libc::ioctl(fd.as_raw_fd(), TUNSETIFF, &raw mut request))?;
         check(libc::ioctl(fd.as_raw_fd(), TUNSETVNETHDRSZ, &raw const header))?;
@@ -78,7 +78,8 @@ fn open_queue(name: &str, multi_queue: bool) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Lets the namespace's stack leave undone what the switch takes: checksum and segmentation.
+/// Lets the namespace's stack leave checksum and segmentation to the switch, as far as it accepts
+/// them.
 pub(crate) fn set_offloads(tap: &OwnedFd, features: Features) -> io::Result<()> {
     let mut flags = 0;
     if features.contains(Features::CSUM) {
@@ -91,7 +92,7 @@ pub(crate) fn set_offloads(tap: &OwnedFd, features: Features) -> io::Result<()> 
         }
     }
     // SAFETY: TUNSETOFFLOAD takes its argument by value.
-    // WHY: there is no safe interface to this setting.
+    // WHY: no safe interface to this setting exists.
     check(unsafe { libc::ioctl(tap.as_raw_fd(), TUNSETOFFLOAD, flags) })
 }
 

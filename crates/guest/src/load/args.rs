@@ -46,22 +46,22 @@ pub struct LoadArgs {
     pub json: bool,
 }
 
-/// Text of the command line that makes no sense.
+/// Reason for which the command line is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// A key=value list with a missing, unknown or wrong key.
+    /// A key=value list has a missing, unknown or wrong key.
     #[error(transparent)]
     Keys(#[from] KeyError),
-    /// A change that names no time.
-    #[error("--at `{0}`: not a change; write one such as a@2.5:rate=100k")]
+    /// A change names no time.
+    #[error("`{0}` is no change such as a@2.5:rate=100k")]
     Phase(String),
-    /// A change for a VM that is not there.
-    #[error("--at: there is no VM `{0}`; name one of --vm")]
+    /// A change names an unknown VM.
+    #[error("--at names `{0}`, which is no --vm")]
     NoSuchVm(String),
 }
 
-/// A change and the VM it is for.
+/// A change and the name of its VM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PhaseArg {
     vm: String,
@@ -69,10 +69,10 @@ pub struct PhaseArg {
 }
 
 impl LoadArgs {
-    /// The run asked for.
+    /// The run that the arguments describe.
     ///
     /// # Errors
-    /// When a change names a VM that is not there.
+    /// A change names a VM that does not exist.
     pub fn spec(&self) -> Result<LoadSpec, SpecError> {
         let mut vms = self.vms.clone();
         for change in &self.at {
@@ -177,7 +177,8 @@ impl FromStr for SocketMode {
 impl FromStr for Rate {
     type Err = String;
 
-    /// `0` as fast as it goes, `stop`, `100k` frames a second, `1.5Gbit` bits a second.
+    /// `0` is as fast as possible, `stop` is nothing, `100k` frames a second, `1.5Gbit` bits a
+    /// second.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "stop" {
             return Ok(Self::Stop);

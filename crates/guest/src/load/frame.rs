@@ -1,7 +1,7 @@
-//! Frames of the generator: made, numbered and verified.
+//! Frames of the generator: built, numbered and verified.
 //!
-//! **Quantities.** `sum`: a one's complement sum of 16-bit words in the order they stand in memory
-//! (RFC 1071 §2 (B): the sum may be taken in either byte order).
+//! A `sum` is a one's complement sum of 16-bit words in memory order. By RFC 1071 §2 (B) the sum
+//! may be computed in either byte order.
 
 use std::net::Ipv4Addr;
 
@@ -11,20 +11,20 @@ use crate::mac::Mac;
 const ETH: usize = 14;
 const IP: usize = 20;
 const UDP: usize = 8;
-/// Headers without a tag.
+/// Bytes of the headers without a VLAN tag.
 const HEADERS: usize = ETH + IP + UDP;
-/// Headers with a tag.
+/// Bytes of the headers with a VLAN tag.
 const HEADERS_TAGGED: usize = HEADERS + 4;
-/// Sender and sequence number in front of the pattern.
+/// Bytes of sender and sequence number in front of the pattern.
 const STAMP: usize = 10;
-/// The time at which a frame was sent, in place of stamp and pattern.
+/// Bytes of the time of sending, in place of stamp and pattern.
 const TIME: usize = 8;
 /// The discard port (RFC 863).
 const PORT: u16 = 9;
 const FIRST_FLOW_PORT: u32 = 1024;
 const FLOW_PORTS: u32 = 32_768;
 
-/// Adds up 16-bit words of `bytes` as they stand in memory; an odd byte counts as a low one.
+/// Adds the 16-bit words of `bytes` in memory order. An odd byte counts as a low one.
 fn sum(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(4);
     let mut total = 0;
@@ -39,7 +39,7 @@ fn sum(bytes: &[u8]) -> u64 {
 /// The checksum field, in memory order, of a sum below 2^48.
 #[inline]
 fn fold(sum: u64) -> [u8; 2] {
-    // Without loops: this is done twice a frame.
+    // Without loops, because this is done twice a frame.
     let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
     let sum = (sum & 0xffff) + (sum >> 16);
     let sum = (sum & 0xffff) + (sum >> 16);
@@ -47,16 +47,16 @@ fn fold(sum: u64) -> [u8; 2] {
     [low, high]
 }
 
-/// The body of frames that are not touched: byte `i` of the frame.
+/// Byte `i` of the body of untouched frames.
 fn body_byte(i: usize) -> u8 {
     u8::try_from(i % 251).unwrap_or(0)
 }
 
-/// What each word of a pattern is greater by than the one before.
+/// Difference between two successive words of a pattern.
 const STEP: u64 = 0xd1b5_4a32_d192_ed03;
 
-/// First word of the pattern of frame `seq` from `sender`. The words that follow only add `STEP`,
-/// which a vector unit can do; the multiplication sets frames apart.
+/// First word of the pattern of frame `seq` from `sender`. The following words only add `STEP`,
+/// which a vector unit can do. The multiplication makes the patterns of frames differ.
 #[inline]
 fn pattern(sender: u16, seq: u64) -> u64 {
     (seq ^ u64::from(sender) << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -68,11 +68,11 @@ struct Template {
     len: usize,
     headers: [u8; HEADERS_TAGGED],
     ip_sum: u64,
-    /// Pseudo header, constant UDP fields and, for untouched frames, the body.
+    /// Sum of the pseudo header, the constant UDP fields and, for untouched frames, the body.
     udp_sum: u64,
 }
 
-/// Makes one VM's frames.
+/// Builds the frames of one VM.
 #[derive(Debug)]
 pub(crate) struct FrameMaker {
     sender: u16,
@@ -84,9 +84,9 @@ pub(crate) struct FrameMaker {
     next: usize,
     flows: u32,
     flow: u32,
-    /// Frames made.
+    /// Number of frames built.
     pub seq: u64,
-    /// What the next frames carry as the time at which they were sent; `None`: no time.
+    /// Time of sending that the next frames carry; `None` if they carry none.
     pub stamp: Option<u64>,
 }
 
@@ -127,12 +127,12 @@ impl FrameMaker {
         self.flow = 0;
     }
 
-    /// Fills a buffer with the body of frames that are not touched.
+    /// Fills a buffer with the body of untouched frames.
     pub fn prepare(frame: &mut [u8]) {
         frame.iter_mut().enumerate().for_each(|(i, b)| *b = body_byte(i));
     }
 
-    /// Size (FCS included) of the next frame.
+    /// Size of the next frame in bytes, FCS included.
     #[inline]
     pub fn next_size(&self) -> u16 {
         u16::try_from(self.templates[self.schedule[self.next]].len + 4).unwrap_or(u16::MAX)
@@ -168,17 +168,17 @@ impl FrameMaker {
             udp_sum += write_payload(payload, self.sender, self.seq);
         }
         let checksum = match (self.stamp, fold(udp_sum)) {
-            // RFC 768: zero is for a sender that made no checksum.
+            // RFC 768: zero says that the sender computed no checksum.
             (Some(stamp), _) => {
                 frame[self.headers..self.headers + TIME].copy_from_slice(&stamp.to_le_bytes());
                 [0, 0]
             }
-            // And a sum of zero is sent as all ones.
+            // A sum of zero is sent as all ones.
             (None, [0, 0]) => [0xff, 0xff],
             (None, other) => other,
         };
         headers[udp + 6..udp + 8].copy_from_slice(&checksum);
-        // Known lengths are a few moves, an unknown one is a call.
+        // A copy of known length is a few moves, one of unknown length is a call.
         if self.headers == HEADERS {
             frame[..HEADERS].copy_from_slice(&headers[..HEADERS]);
         } else {
@@ -218,21 +218,21 @@ fn template(vm: &VmSpec, to: (Mac, Ipv4Addr), size: u16, headers: usize, touch: 
     Template { len, headers: h, ip_sum: sum(&h[ip..ip + IP]), udp_sum }
 }
 
-/// The sum of the first `len` bytes of a word written in little endian, `len` at most 8.
+/// The sum of the first `len` bytes (at most 8) of a little-endian word.
 #[inline]
 fn sum_of_word(word: u64, len: usize) -> u64 {
     let word = if len < 8 { word & ((1 << (8 * len)) - 1) } else { word };
     (word & 0xffff_ffff) + (word >> 32)
 }
 
-/// Writes stamp and pattern; returns their sum. It is made of what is written and never of what is
-/// read back: stores to lines that the switch has read last take long, and a load that spans two of
-/// them waits until they are through.
+/// Writes stamp and pattern, and returns their sum. The sum is computed from the written values and
+/// not by reading them back. Stores to lines that the switch has read last take long, and a load
+/// that spans two of them waits until they are complete.
 #[inline]
 fn write_payload(payload: &mut [u8], sender: u16, seq: u64) -> u64 {
     payload[..2].copy_from_slice(&sender.to_le_bytes());
     payload[2..STAMP].copy_from_slice(&seq.to_le_bytes());
-    // The number follows two bytes of sender, so its upper sixteen bits open the third word.
+    // The number follows two bytes of sender, so its upper sixteen bits begin the third word.
     let first = u64::from(sender) | seq << 16;
     let (mut low, mut high) = (sum_of_word(first, 8) + (seq >> 48), 0);
     let mut word = pattern(sender, seq);
@@ -248,20 +248,20 @@ fn write_payload(payload: &mut [u8], sender: u16, seq: u64) -> u64 {
     low + high + sum_of_word(word, rest.len())
 }
 
-/// What a received frame turned out to be.
+/// Kind of a received frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// A frame of the generator: from this address with this identification.
+    /// A numbered frame of the generator, with its source address and identification.
     Numbered { mac: [u8; 6], id: u16 },
-    /// As above, verified to the last byte: from this sender with this number.
+    /// A frame whose bytes were all verified, with its sender and number.
     Verified { sender: u16, seq: u64 },
-    /// Something else, such as an ARP frame.
+    /// Another frame, such as ARP.
     Other,
     /// A frame of the generator with wrong bytes.
     Bad,
 }
 
-/// Looks at a frame; `touch` verifies all of it.
+/// Classifies a frame; `touch` verifies all of it.
 #[inline]
 pub(crate) fn inspect(frame: &[u8], touch: bool) -> Seen {
     let Some(eth) = frame.first_chunk::<HEADERS>() else { return Seen::Bad };
@@ -304,7 +304,7 @@ fn verify_payload(payload: &[u8]) -> Seen {
     if differ == 0 && tail_is_right { Seen::Verified { sender, seq } } else { Seen::Bad }
 }
 
-/// The time that a frame of a stamping sender carries.
+/// The time of sending in a frame of a stamping sender.
 #[inline]
 pub(crate) fn time_sent(frame: &[u8]) -> Option<u64> {
     let tagged = frame.get(12..14)? == [0x81, 0x00];
@@ -312,7 +312,7 @@ pub(crate) fn time_sent(frame: &[u8]) -> Option<u64> {
     frame.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
-/// A gratuitous ARP request (RFC 5227 §3), so that the switch learns where a VM is.
+/// A gratuitous ARP request (RFC 5227 §3), from which the switch learns where a VM is.
 pub(crate) fn announcement(vm: &VmSpec) -> Vec<u8> {
     let mut f = vec![0xff; 6];
     f.extend_from_slice(&vm.mac.0);

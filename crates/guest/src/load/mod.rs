@@ -1,22 +1,28 @@
 //! The load generator: many VMs in one polling loop on one core.
 //!
-//! **Problem.** Two polling processes on one core measure the Linux scheduler, and an external
-//! generator saturates before the switch does. Here all VMs, senders and sinks, share one loop with
-//! rings kept full and buffers prepared.
+//! # Problem
+//! Two polling processes on one core measure the Linux scheduler, and an external generator
+//! saturates before the switch does. Here all VMs, senders and sinks, share one loop with full
+//! rings and prepared buffers.
 //!
-//! **Quantities.** A size is that of the frame on a wire, FCS included: size 64 is 60 bytes in the
-//! ring. Bit rates count sizes. Rates are per sending VM; 0 is as fast as the ring takes.
+//! # Quantities
+//! A size is that of the frame on a wire, FCS included: size 64 is 60 bytes in the ring. Bit rates
+//! count sizes. Rates are per sending VM; 0 is as fast as the ring accepts frames.
 //!
-//! **Rule.** Each turn of the loop gives every VM one burst to send and one to receive. A frame is
-//! never dropped at the sender: a full ring makes it wait, as a guest would. Without `touch` only a
-//! frame's headers are written (the body was prepared once); with it every byte is written and
-//! every byte verified at the sink. Sinks drop what they got.
+//! # Approach
+//! Each turn of the loop gives every VM one burst to send and one to receive. The sender never
+//! drops a frame: with a full ring the frame waits, as in a guest. Without `touch` only a frame's
+//! headers are written, because the body was prepared once. With `touch` every byte is written, and
+//! the sink verifies every byte. Sinks drop the frames they received.
 //!
-//! **Loss.** Each sender numbers its frames: in the IP identification (16 bits) and, with `touch`,
-//! in the payload (64 bits). Gaps count as lost until the late frame comes (then as reordered).
-//! Without `touch` a single gap of 32,768 frames or more is not seen; compare totals as well.
+//! # Loss
+//! Each sender numbers its frames, in the IP identification (16 bits) and, with `touch`, in the
+//! payload (64 bits). Missing numbers count as lost until the late frame comes, which then counts
+//! as reordered. Without `touch` a single gap of 32,768 frames or more is not detected, so totals
+//! must be compared as well.
 //!
-//! **Departures.** None from a paper; the frames follow RFC 791 and RFC 768 with right checksums.
+//! # Source
+//! The frames follow RFC 791 and RFC 768 with correct checksums.
 
 mod args;
 mod frame;

@@ -1,8 +1,8 @@
-//! How many frames are due.
+//! Computes how many frames are due.
 
 use super::spec::Rate;
 
-/// A rate turned into credit as time passes.
+/// Turns a rate into credit as time passes.
 #[derive(Debug)]
 pub(crate) struct Pacer {
     rate: Rate,
@@ -10,8 +10,8 @@ pub(crate) struct Pacer {
     last_ns: u64,
 }
 
-/// Credit is kept for a stall of this long at most: a generator that was held up catches up on
-/// little, as its rate is what is being promised.
+/// Longest stall, in seconds, for which credit is kept. A generator that was held up catches up
+/// only a little, because it has promised a rate.
 const KEEP_SECS: f64 = 0.002;
 
 impl Pacer {
@@ -24,13 +24,13 @@ impl Pacer {
         self.credit = 0.0;
     }
 
-    /// Forgets all credit; time counts from `now_ns` on.
+    /// Discards all credit. Time counts from `now_ns` on.
     pub fn restart(&mut self, now_ns: u64) {
         self.credit = 0.0;
         self.last_ns = now_ns;
     }
 
-    /// Adds the credit of the time since the last call.
+    /// Adds the credit for the time since the last call.
     #[expect(clippy::cast_precision_loss, reason = "a turn is far below 2^52 ns")]
     pub fn advance(&mut self, now_ns: u64, burst: usize) {
         let secs = now_ns.saturating_sub(self.last_ns) as f64 * 1e-9;

@@ -1,27 +1,24 @@
-//! What a run found, as plain data and as text.
+//! Results of a run, as plain data and as text.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One VM over an interval or over the whole run.
+/// Results of one VM over an interval or over the whole run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmReport {
-    /// Its name.
     pub name: String,
-    /// Frames given to the ring.
+    /// Frames put into the ring.
     pub tx_frames: u64,
-    /// Frames a second.
     pub tx_frames_per_sec: f64,
     /// Bits a second, FCS included.
     pub tx_bits_per_sec: f64,
     /// Turns in which the ring was full although frames were due.
     pub tx_ring_full: u64,
-    /// Frames of the generator received.
+    /// Received frames of the generator.
     pub rx_frames: u64,
-    /// Bytes of them in the ring (no FCS).
+    /// Bytes of these frames in the ring (without FCS).
     pub rx_bytes: u64,
-    /// Frames a second.
     pub rx_frames_per_sec: f64,
     /// Bits a second, FCS included.
     pub rx_bits_per_sec: f64,
@@ -29,48 +26,46 @@ pub struct VmReport {
     pub rx_bad: u64,
     /// Other frames, such as ARP.
     pub rx_other: u64,
-    /// Numbers missing.
+    /// Missing numbers.
     pub rx_lost: u64,
     /// Frames that came after a later one.
     pub rx_reordered: u64,
-    /// Times the switch went away and came back.
+    /// How often the switch went away and came back.
     pub reconnects: u64,
-    /// Features in force.
+    /// Negotiated features.
     pub features: String,
 }
 
-/// All VMs over one interval.
+/// Results of all VMs over one interval.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct IntervalReport {
-    /// End of the interval, seconds from the start of counting.
+    /// End of the interval, in seconds from the start of counting.
     pub at_secs: f64,
-    /// Share of the loop's time spent in turns that moved a frame, in percent.
+    /// Percent of the loop's time that it spent in turns that moved a frame.
     pub busy_percent: f64,
-    /// Share of the time the loop waited for its core, in percent.
+    /// Percent of the time for which the loop waited for its core.
     pub run_queue_wait_percent: f64,
-    /// The VMs.
     pub vms: Vec<VmReport>,
 }
 
-/// The whole run.
+/// Results of the whole run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Seconds counted.
+    /// Seconds of counting.
     pub secs: f64,
     /// Whether every byte was written and verified.
     pub touch: bool,
-    /// As in [`IntervalReport`]: near 100 the generator may be the limit.
+    /// As in [`IntervalReport`]. If it is near 100, the generator may be the bottleneck.
     pub busy_percent: f64,
     /// As in [`IntervalReport`].
     pub run_queue_wait_percent: f64,
-    /// Turns of the loop.
+    /// Number of turns of the loop.
     pub turns: u64,
-    /// The VMs.
     pub vms: Vec<VmReport>,
 }
 
 impl LoadReport {
-    /// The VM called `name`.
+    /// The results of the VM `name`.
     #[must_use]
     pub fn vm(&self, name: &str) -> Option<&VmReport> {
         self.vms.iter().find(|vm| vm.name == name)

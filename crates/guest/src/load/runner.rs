@@ -11,41 +11,37 @@ use super::vm::{LoadVm, VmCounters};
 use crate::clock;
 use crate::driver::DriverError;
 
-/// Why a run did not happen or was broken off.
+/// Reason for which a run did not happen or was aborted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// A VM's device failed.
     #[error("vm {vm}")]
     Vm {
-        /// The VM.
+        /// Name of the VM.
         vm: String,
-        /// What its driver says.
         #[source]
         source: DriverError,
     },
-    /// A VM sends to a VM that is not there.
+    /// A VM sends to an unknown VM.
     #[error("vm {vm} sends to `{to}`, which is no vm of this run")]
     NoSuchVm {
-        /// The sender.
+        /// Name of the sender.
         vm: String,
-        /// The name it gives.
+        /// The unknown name.
         to: String,
     },
-    /// A size outside of what a frame can have.
+    /// The size is outside the range of a frame.
     #[error("vm {vm}: size {size} is not within 64..=9018")]
     Size {
-        /// The sender.
+        /// Name of the sender.
         vm: String,
-        /// The size.
         size: u16,
     },
     /// The loop could not be pinned.
     #[error("pinning the loop to core {core}")]
     Pin {
-        /// The core asked for.
         core: usize,
-        /// The system's answer.
         #[source]
         source: nix::errno::Errno,
     },
@@ -54,17 +50,17 @@ pub enum LoadError {
     Panicked,
 }
 
-/// How often the sockets are looked at.
+/// Nanoseconds between two looks at the sockets.
 const WATCH_NS: u64 = 20_000_000;
-/// How long frames under way are waited for at the end.
+/// Time to wait for frames in transit at the end.
 const DRAIN: Duration = Duration::from_millis(100);
 
 impl LoadSpec {
-    /// Attaches all VMs, sends for the time asked for, and reports. The loop runs in a thread of
-    /// its own, so that the caller's affinity stays as it is.
+    /// Attaches all VMs, sends for the requested time, and reports. The loop runs in a thread of
+    /// its own, so that the caller's affinity is unchanged.
     ///
     /// # Errors
-    /// When the spec contradicts itself, a VM cannot attach, or a device fails.
+    /// The specification contradicts itself, a VM cannot attach, or a device fails.
     pub fn run(&self, each: impl FnMut(&IntervalReport) + Send) -> Result<LoadReport, LoadError> {
         self.check()?;
         std::thread::scope(|scope| {
@@ -141,7 +137,7 @@ impl<'a> Run<'a> {
         let end_ns = warm_ns + secs_ns(self.spec.secs);
         let interval_ns = self.spec.interval_secs.map(secs_ns).filter(|ns| *ns > 0);
         let (mut first, mut last) = (self.mark(), self.mark());
-        // Without a warm-up the counting starts before the first frame, not after the first turn.
+        // Without a warm-up, counting starts before the first frame and not after the first turn.
         let mut warm = warm_ns == 0;
         let mut now = self.now_ns();
         let mut next_watch = now + WATCH_NS;
@@ -174,7 +170,7 @@ impl<'a> Run<'a> {
         let sent = self.mark();
         self.drain();
         let mut total = self.mark();
-        // Rates are those of the time of sending; what arrived afterwards only settles losses.
+        // Rates use the time of sending. Later arrivals only settle losses.
         total.at_ns = sent.at_ns;
         total.busy_ns = sent.busy_ns;
         total.wait_ns = sent.wait_ns;
@@ -208,7 +204,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Receives until nothing came for a while.
+    /// Receives until nothing has come for a while.
     fn drain(&mut self) {
         let mut quiet = clock::now();
         while quiet.elapsed() < DRAIN && self.start.elapsed() < Duration::from_secs(3600) {
@@ -256,7 +252,7 @@ fn vm_report(vm: &LoadVm, a: &VmCounters, b: &VmCounters, secs: f64) -> VmReport
         rx_bits_per_sec: bits(rx_frames, rx_bytes),
         rx_bad: b.sink.bad - a.sink.bad,
         rx_other: b.sink.other - a.sink.other,
-        // A late frame may have reduced the count below that of the interval's start.
+        // A late frame may have reduced the count below that at the interval's start.
         rx_lost: b.sink.lost.saturating_sub(a.sink.lost),
         rx_reordered: b.sink.reordered - a.sink.reordered,
         reconnects: b.reconnects - a.reconnects,
@@ -277,7 +273,8 @@ fn ns_secs(ns: u64) -> f64 {
     Duration::from_nanos(ns).as_secs_f64()
 }
 
-/// Time this thread was runnable and did not run, since its start; 0 where the kernel has no count.
+/// Time for which this thread was runnable but not running since its start, in nanoseconds; 0 if
+/// the kernel does not count it.
 #[must_use]
 pub fn run_queue_wait_ns() -> u64 {
     std::fs::read_to_string("/proc/thread-self/schedstat")

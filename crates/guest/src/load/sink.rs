@@ -1,4 +1,4 @@
-//! Counts what arrives: frames, bytes, bad ones, gaps and late ones.
+//! Counts received frames: frames, bytes, bad frames, gaps and late frames.
 
 use super::frame::{Seen, inspect, time_sent};
 use crate::driver::RxFrame;
@@ -12,26 +12,25 @@ struct Track {
     arrived: Arrived,
 }
 
-/// What came from one sender.
+/// Received frames of one sender.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Arrived {
-    /// Frames.
     pub frames: u64,
-    /// Their bytes, without FCS.
+    /// Bytes of these frames, without FCS.
     pub bytes: u64,
 }
 
-/// How long stamped frames took, kept until somebody asks.
+/// Transit times of stamped frames, kept until they are read.
 #[derive(Debug, Default)]
 struct Times {
-    /// By number of the sender.
+    /// Whether each sender stamps its frames, by number.
     stamped: Vec<bool>,
     now: u64,
     since: u64,
     taken: Vec<(u16, u64)>,
 }
 
-/// Times kept at most; what comes beyond is not told.
+/// Maximum number of kept times; later ones are discarded.
 const TIMES: usize = 1 << 16;
 
 impl Times {
@@ -62,7 +61,7 @@ impl Track {
         }
     }
 
-    /// The number with these low 16 bits that is nearest to the one expected.
+    /// The number with these low 16 bits that is nearest to the expected one.
     #[inline]
     fn extend(&self, id: u16) -> u64 {
         let [.., high, low] = self.next.to_be_bytes();
@@ -71,24 +70,24 @@ impl Track {
     }
 }
 
-/// What one VM has received.
+/// Counters of one VM's reception.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SinkCounters {
     /// Frames of known senders.
     pub frames: u64,
-    /// Their bytes, without FCS.
+    /// Bytes of these frames, without FCS.
     pub bytes: u64,
-    /// Frames that are not what was sent.
+    /// Frames whose content differs from what was sent.
     pub bad: u64,
-    /// Frames of others.
+    /// Frames of other senders.
     pub other: u64,
-    /// Numbers that did not come.
+    /// Numbers that did not arrive.
     pub lost: u64,
     /// Frames that came after a later one.
     pub reordered: u64,
 }
 
-/// One VM's receiving side.
+/// Receiving side of one VM.
 #[derive(Debug)]
 pub(crate) struct Sink {
     touch: bool,
@@ -101,14 +100,14 @@ pub(crate) struct Sink {
 }
 
 impl Sink {
-    /// A sink that knows the senders' addresses by their number.
+    /// A sink that knows the senders' addresses, in the order of their numbers.
     pub fn new(senders: Vec<[u8; 6]>, touch: bool) -> Self {
         let tracks = vec![Track::default(); senders.len()];
         let counters = SinkCounters::default();
         Self { touch, senders, last: 0, tracks, times: None, joined: Vec::new(), counters }
     }
 
-    /// The senders of these numbers stamp their frames.
+    /// Sets which senders stamp their frames, by number.
     pub fn expect_times(&mut self, stamped: Vec<bool>) {
         if stamped.contains(&true) {
             let taken = Vec::with_capacity(TIMES);
@@ -116,7 +115,7 @@ impl Sink {
         }
     }
 
-    /// The frames seen from here on arrived at `cycles` of the time-stamp counter.
+    /// Sets the arrival time of the next frames, in cycles of the time-stamp counter.
     #[inline]
     pub fn look(&mut self, cycles: u64) {
         if let Some(times) = &mut self.times {
@@ -124,18 +123,18 @@ impl Sink {
         }
     }
 
-    /// What came from each sender, by its number.
+    /// Received frames of each sender, in the order of their numbers.
     pub fn arrived(&self) -> impl Iterator<Item = Arrived> + '_ {
         self.tracks.iter().map(|track| track.arrived)
     }
 
-    /// Hands over the times taken since the last call.
+    /// Passes on the times recorded since the last call.
     pub fn drain_times(&mut self, mut each: impl FnMut(usize, u64)) {
         let taken = self.times.iter_mut().flat_map(|times| times.taken.drain(..));
         taken.for_each(|(sender, cycles)| each(usize::from(sender), cycles));
     }
 
-    /// Frames sent before `cycles` tell no time: somebody held them up.
+    /// Ignores the times of frames that were sent before `cycles`, because they were held up.
     pub fn forget_times_before(&mut self, cycles: u64) {
         if let Some(times) = &mut self.times {
             times.since = cycles;

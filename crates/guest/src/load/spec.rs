@@ -1,4 +1,4 @@
-//! What a load run consists of, as plain data.
+//! Parameters of a load run, as plain data.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -8,45 +8,45 @@ use serde::{Deserialize, Serialize};
 use crate::driver::{DriverConfig, Features, SocketMode};
 use crate::mac::Mac;
 
-/// Least and greatest size of a frame, FCS included.
+/// Allowed sizes of a frame in bytes, FCS included.
 pub(crate) const SIZES: std::ops::RangeInclusive<u16> = 64..=9018;
 
-/// How fast a VM sends.
+/// Sending rate of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum Rate {
-    /// As fast as the ring takes frames.
+    /// As fast as the ring accepts frames.
     #[default]
     Max,
-    /// Frames a second.
+    /// Frames per second.
     Frames(f64),
-    /// Bits a second, FCS included.
+    /// Bits per second, FCS included.
     Bits(f64),
-    /// Nothing.
+    /// Nothing is sent.
     Stop,
 }
 
 /// Frame sizes (FCS included) and their weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SizeMix(
-    /// (size, weight), at least one.
+    /// Pairs of size and weight, at least one.
     pub Vec<(u16, u16)>,
 );
 
 impl SizeMix {
-    /// One size.
+    /// A mix of one size.
     #[must_use]
     pub fn fixed(size: u16) -> Self {
         Self(vec![(size, 1)])
     }
 
-    /// The simple Internet mix: 7 of 64, 4 of 594, 1 of 1518 bytes.
+    /// The simple Internet mix: 7 frames of 64, 4 of 594 and 1 of 1518 bytes.
     #[must_use]
     pub fn imix() -> Self {
         Self(vec![(64, 7), (594, 4), (1518, 1)])
     }
 
-    /// Indices into the mix, spread evenly, one turn of all weights.
+    /// Indices into the mix for one round of all weights, evenly spread.
     #[must_use]
     pub fn schedule(&self) -> Vec<usize> {
         let total: i64 = self.0.iter().map(|(_, w)| i64::from(*w)).sum();
@@ -56,7 +56,7 @@ impl SizeMix {
                 for (c, (_, weight)) in credit.iter_mut().zip(&self.0) {
                     *c += i64::from(*weight);
                 }
-                // The first of the largest, so that a run repeats.
+                // The first of the largest, so that a run is repeatable.
                 let best = (0..credit.len()).rev().max_by_key(|i| credit[*i]).unwrap_or(0);
                 credit[best] -= total;
                 best
@@ -64,62 +64,56 @@ impl SizeMix {
             .collect()
     }
 
-    /// The largest size.
+    /// The largest size in bytes.
     #[must_use]
     pub fn largest(&self) -> u16 {
         self.0.iter().map(|(size, _)| *size).max().unwrap_or(64)
     }
 }
 
-/// A change during the run; what is `None` stays.
+/// A change during the run. A value that is `None` stays.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct Phase {
-    /// When, in seconds from the start.
+    /// Time of the change, in seconds from the start.
     pub at_secs: f64,
-    /// The new rate.
     pub rate: Option<Rate>,
-    /// The new sizes.
     pub sizes: Option<SizeMix>,
-    /// The new number of flows.
+    /// New number of flows.
     pub flows: Option<u32>,
 }
 
-/// One VM. Every VM drains and counts what arrives; one with `to` also sends.
+/// One VM. Every VM drains and counts received frames; one with `to` also sends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct VmSpec {
-    /// Its name.
     pub name: String,
-    /// Its vhost-user socket.
+    /// Path of its vhost-user socket.
     pub socket: PathBuf,
-    /// Who listens on the socket.
     pub mode: SocketMode,
-    /// Its address.
     pub mac: Mac,
-    /// Its IP address.
     pub ip: Ipv4Addr,
-    /// The VM it sends to.
+    /// Name of the VM to which it sends; `None` if it only receives.
     pub to: Option<String>,
-    /// How fast it sends.
+    /// Sending rate.
     pub rate: Rate,
-    /// Frame sizes.
     pub sizes: SizeMix,
-    /// Flows: the UDP source port varies, beyond 32,768 flows the source address too.
+    /// Number of flows. The UDP source port varies; beyond 32,768 flows the source address does
+    /// too.
     pub flows: u32,
-    /// VLAN tag, included in the size.
+    /// VLAN id of the frames' tag, which counts in the size.
     pub vlan: Option<u16>,
     /// Descriptors of each ring.
     pub ring_size: u16,
-    /// Feature bits taken when offered.
+    /// Features that are accepted if offered.
     pub wanted: Features,
     /// Changes, in order of time.
     pub phases: Vec<Phase>,
-    /// Whether each frame carries the time at which it was sent; without `touch` only.
+    /// Whether each frame carries its time of sending. Only without `touch`.
     #[serde(default)]
     pub stamped: bool,
 }
 
 impl VmSpec {
-    /// A VM that receives only, with the driver's defaults.
+    /// A VM that only receives, with the driver's defaults.
     #[must_use]
     pub fn new(name: &str, socket: impl Into<PathBuf>, mac: Mac, ip: Ipv4Addr) -> Self {
         let socket = socket.into();
@@ -142,7 +136,7 @@ impl VmSpec {
         }
     }
 
-    /// The largest frame of any phase, as it is in the ring.
+    /// The largest frame of any phase, in bytes in the ring.
     pub(crate) fn largest_frame(&self) -> usize {
         let mixes = self.phases.iter().filter_map(|p| p.sizes.as_ref());
         let largest = mixes.map(SizeMix::largest).fold(self.sizes.largest(), u16::max);
@@ -150,29 +144,28 @@ impl VmSpec {
     }
 }
 
-/// A run.
+/// Parameters of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LoadSpec {
-    /// The VMs.
     pub vms: Vec<VmSpec>,
-    /// How long to send and count, in seconds.
+    /// Seconds of sending and counting.
     pub secs: f64,
-    /// Sending before the counting starts, in seconds.
+    /// Seconds of sending before the counting starts.
     pub warmup_secs: f64,
     /// Seconds between interval reports; `None` for none.
     pub interval_secs: Option<f64>,
-    /// The core the loop is pinned to; `None` leaves it to the scheduler.
+    /// The core to which the loop is pinned; `None` leaves it to the kernel.
     pub core: Option<usize>,
     /// Whether every byte is written and verified.
     pub touch: bool,
-    /// Frames a VM sends in one turn at most.
+    /// Maximum number of frames that a VM sends in one turn.
     pub burst: usize,
-    /// How long to wait for the switch, in seconds.
+    /// Seconds to wait for the switch.
     pub wait_secs: f64,
 }
 
 impl LoadSpec {
-    /// A run of `secs` without warm-up or interval reports, bursts of 32.
+    /// A run of `secs` seconds without warm-up and interval reports, with bursts of 32.
     #[must_use]
     pub fn new(vms: Vec<VmSpec>, secs: f64) -> Self {
         Self {

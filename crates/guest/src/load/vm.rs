@@ -12,21 +12,22 @@ use super::spec::{LoadSpec, Phase, VmSpec};
 use crate::driver::{DriverConfig, DriverError, VNET_HDR_LEN, VirtioNet, VnetHdr};
 use crate::mac::Mac;
 
-/// How many slots ahead lines are asked for; the switch's core has read them last.
+/// Number of slots by which lines are prefetched ahead, because the switch's core has read them
+/// last.
 const SLOTS_AHEAD: usize = 8;
-/// What is written of a frame that is not touched.
+/// Bytes that are written of an untouched frame.
 const HEADERS: usize = 46;
 
-/// Counters at one moment; reports are differences.
+/// Counters at one moment. Reports are differences of two.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct VmCounters {
     /// Frames put into the ring.
     pub tx_frames: u64,
-    /// Their bytes, without FCS.
+    /// Bytes of these frames, without FCS.
     pub tx_bytes: u64,
     /// Turns that found the ring full.
     pub tx_ring_full: u64,
-    /// What was received.
+    /// Counters of reception.
     pub sink: SinkCounters,
     /// How often the switch came back.
     pub reconnects: u64,
@@ -41,7 +42,7 @@ struct Sender {
     next: Option<Phase>,
 }
 
-/// One VM.
+/// One VM of a run.
 #[derive(Debug)]
 pub struct LoadVm {
     spec: VmSpec,
@@ -52,7 +53,7 @@ pub struct LoadVm {
 }
 
 impl LoadVm {
-    /// Attaches the VM; `number` is its place among `spec.vms`.
+    /// Attaches the VM; `number` is its index in `spec.vms`.
     pub fn connect(spec: &LoadSpec, number: usize) -> Result<Self, DriverError> {
         let vm = spec.vms[number].clone();
         let mut config = DriverConfig::new(&vm.socket);
@@ -90,7 +91,7 @@ impl LoadVm {
         Ok(Self { spec: vm, device, sender, sink, counters: VmCounters::default() })
     }
 
-    /// Sends one gratuitous ARP, so that the switch knows where the VM is.
+    /// Sends one gratuitous ARP, so that the switch learns where the VM is.
     pub fn announce(&mut self) -> Result<(), DriverError> {
         let frame = announcement(&self.spec);
         let tx = self.device.tx();
@@ -98,14 +99,14 @@ impl LoadVm {
         if let Some(slot) = tx.take() {
             tx.slot_mut(slot)[VNET_HDR_LEN..VNET_HDR_LEN + frame.len()].copy_from_slice(&frame);
             tx.push(slot, &VnetHdr::default(), frame.len())?;
-            // The body prepared in this slot is whole again before it is used without `touch`.
+            // The prepared body of this slot is restored before the slot is used without `touch`.
             tx.publish();
             self.wait_sent();
         }
         Ok(())
     }
 
-    /// Waits, bounded, for the announcement and restores the prepared bodies.
+    /// Waits a bounded time for the announcement, and restores the prepared bodies.
     fn wait_sent(&mut self) {
         let start = crate::clock::now();
         let tx = self.device.tx();
@@ -119,33 +120,34 @@ impl LoadVm {
         }
     }
 
-    /// Changes what is sent, at once. A VM that only receives has nothing to change.
+    /// Changes what is sent, at once. It has no effect on a VM that only receives.
     pub fn change(&mut self, phase: &Phase) {
         if let Some(sender) = &mut self.sender {
             sender.apply(&self.spec, phase);
         }
     }
 
-    /// Begins pacing anew at `now_ns`: the time since the last turn earns nothing.
+    /// Restarts pacing at `now_ns`, so that the time since the last turn earns no credit.
     pub fn restart_pacing(&mut self, now_ns: u64) {
         if let Some(sender) = &mut self.sender {
             sender.pacer.restart(now_ns);
         }
     }
 
-    /// Frames sent that the switch has not returned, looking anew.
+    /// Frames that were sent and that the switch has not returned. Reads the ring again.
     pub fn outstanding(&mut self) -> usize {
         let tx = self.device.tx();
         tx.reclaim(|_| ());
         tx.outstanding()
     }
 
-    /// One turn: a burst out, a burst in. Returns the frames moved.
+    /// One turn: sends a burst and receives a burst. Returns the number of frames.
     pub fn turn(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
         Ok(self.send_turn(now_ns, burst)? + self.receive())
     }
 
-    /// A turn's burst out; what has arrived stays where it is. Returns the frames sent.
+    /// The sending part of a turn; received frames stay in the ring. Returns the number of sent
+    /// frames.
     pub fn send_turn(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
         match &mut self.sender {
             None => Ok(0),
@@ -153,29 +155,31 @@ impl LoadVm {
         }
     }
 
-    /// Takes what has arrived.
+    /// Receives the frames that have arrived, at most a burst.
     pub fn receive(&mut self) -> usize {
         self.receive_up_to(64)
     }
 
-    /// Takes so many of the frames that have arrived.
+    /// Receives at most `most` of the frames that have arrived.
     pub fn receive_up_to(&mut self, most: usize) -> usize {
         let sink = &mut self.sink;
         sink.look(Tsc.now().0);
         self.device.rx().recv(most, |frame| sink.see(frame))
     }
 
-    /// What came from each VM of the run, by its number.
+    /// Received frames of each VM of the run, in the order of their numbers.
     pub fn arrived(&self) -> impl Iterator<Item = Arrived> + '_ {
         self.sink.arrived()
     }
 
-    /// Cycles that stamped frames took since the last call, with the numbers of their senders.
+    /// Transit times in cycles of stamped frames since the last call, with the numbers of their
+    /// senders.
     pub fn drain_times(&mut self, each: impl FnMut(usize, u64)) {
         self.sink.drain_times(each);
     }
 
-    /// Frames that were sent before `cycles` of the time-stamp counter tell no time from here on.
+    /// From here on ignores the times of frames that were sent before `cycles` of the time-stamp
+    /// counter.
     pub fn forget_times_before(&mut self, cycles: u64) {
         self.sink.forget_times_before(cycles);
     }
@@ -219,7 +223,7 @@ impl LoadVm {
         Ok(sent)
     }
 
-    /// Notices that the switch went away and tries once to come back.
+    /// Detects that the switch went away, and tries once to reconnect.
     pub fn keep_connected(&mut self) -> Result<(), DriverError> {
         if self.device.is_connected() {
             return Ok(());
@@ -231,24 +235,23 @@ impl LoadVm {
                 self.announce()
             }
             Ok(None) => Ok(()),
-            // A switch that dies during the handshake is tried again; one that lacks features
-            // will not get them.
+            // A switch that dies during the handshake is tried again; one that lacks features will
+            // not gain them.
             Err(DriverError::Protocol { .. } | DriverError::Os { .. }) => Ok(()),
             Err(other) => Err(other),
         }
     }
 
-    /// The VM's name.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// What was agreed with the switch.
+    /// The negotiated features.
     pub fn features(&self) -> String {
         self.device.features().to_string()
     }
 
-    /// All counters as they are now.
+    /// The present counters.
     pub fn counters(&mut self) -> VmCounters {
         let mut sink = self.sink.counters();
         let rx = self.device.rx().counters();

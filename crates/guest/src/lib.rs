@@ -6,7 +6,6 @@
 //! vhost-user port. `penstock endpoint`, `penstock calibrate` and the lab's experiments use it.
 //!
 //! | Module | Content |
-//! | Module | What it is |
 //! |---|---|
 //! | [`driver`] | one virtio-net device: guest memory, rings, vhost-user session |
 //! | [`load`] | many VMs in one polling loop: rates, sizes, flows, verification |

@@ -18,7 +18,7 @@
 //! 2. Together they take at most 0.7 of the processor ([`Limits::density_ppm`]).
 //! 3. Their slots can be laid out ([`crate::slots`]). Up to 0.7 this is nearly always possible.
 //! 4. A vCPU takes at most its share even if others bring its slices forward. They can, because
-//! they own the slots before its deadline ([`crate::slots::shortest_gaps`]).
+//!    they own the slots before its deadline ([`crate::slots::shortest_gaps`]).
 //! 5. No vCPU with a deadline is on the driver domain's processor.
 //!
 //! # Example

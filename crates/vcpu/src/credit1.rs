@@ -59,7 +59,7 @@ impl QueueTerms {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct VcpuPlace {
     cpu: CpuId,
     /// Whether it is runnable, which includes running.
     runnable: bool,
@@ -85,7 +85,7 @@ struct Cpu {
 pub struct Credit1 {
     book: CreditBook,
     terms: QueueTerms,
-    places: Vec<Option<Place>>,
+    places: Vec<Option<VcpuPlace>>,
     cpus: Vec<Cpu>,
     epochs: u64,
 }
@@ -133,11 +133,11 @@ impl Credit1 {
         self.place(vcpu).is_some_and(|place| place.runnable)
     }
 
-    fn place(&self, vcpu: VcpuId) -> Option<Place> {
+    fn place(&self, vcpu: VcpuId) -> Option<VcpuPlace> {
         self.places.get(vcpu.index()).copied().flatten()
     }
 
-    fn place_mut(&mut self, vcpu: VcpuId) -> Option<&mut Place> {
+    fn place_mut(&mut self, vcpu: VcpuId) -> Option<&mut VcpuPlace> {
         self.places.get_mut(vcpu.index())?.as_mut()
     }
 
@@ -298,7 +298,7 @@ impl VcpuScheduler for Credit1 {
             if self.places.len() <= vcpu.index() {
                 self.places.resize(vcpu.index() + 1, None);
             }
-            let place = Place { cpu: *cpu, runnable: false, pinned: contract.pinned };
+            let place = VcpuPlace { cpu: *cpu, runnable: false, pinned: contract.pinned };
             self.places[vcpu.index()] = Some(place);
         }
         Some(Vm { id, vcpus })

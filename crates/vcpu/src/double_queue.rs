@@ -12,9 +12,9 @@
 //! # Approach
 //! 1. The driver domain goes before all others and is never preempted.
 //! 2. A vCPU that is due in the deadline queue ([`crate::deadline_queue`]) preempts the running one
-//! for S.
+//!    for S.
 //! 3. Otherwise the credit queue decides ([`crate::credit1`]), for 30 ms, by class and then by
-//! credits.
+//!    credits.
 //!
 //! A periodic vCPU is queued by deadline from when it is descheduled, while it is runnable. This
 //! also holds after a yield: it then runs again at its deadline. An aperiodic vCPU is queued from

@@ -15,17 +15,18 @@
 //! 1. The driver domain's vCPUs take the first processors.
 //! 2. Each vCPU whose share would exceed a processor gets one before all others.
 //! 3. vCPUs with deadlines follow, the shortest deadline first. Each goes to the processor that
-//! admits it and where deadlines take least. It is never the driver domain's, and not that of a
-//! heavy vCPU if possible.
+//!    admits it and where deadlines take least. It is never the driver domain's, and not that of a
+//!    heavy vCPU if possible.
 //! 4. All others follow, the heaviest first, to the processor with the least weight. They only
-//! start there, because the credit queues balance them.
+//!    start there, because the credit queues balance them.
 //!
 //! # Example
 //! A driver domain and four VMs with D = 3 ms on three processors: two VMs each on the second and
 //! third. A test covers this.
 //!
 //! # Departures
-//! The paper places by rule 2 of [`crate::double_queue`] alone; here admission decides what fits.
+//! The paper only keeps real-time guests off the driver domain's processor. Here admission decides
+//! what fits.
 //!
 //! # Cost
 //! O(vCPUs x processors) calls of [`crate::admission`].

@@ -33,12 +33,12 @@ const DESC: u16 = 2;
 
 /// A position in the ring with its wrap counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct RingPosition {
     index: u16,
     wrap: bool,
 }
 
-impl Place {
+impl RingPosition {
     fn advance(&mut self, by: u16, size: u16) {
         self.index += by;
         if self.index >= size {
@@ -91,13 +91,13 @@ pub(crate) struct PackedRing {
     /// Ids in the order in which they were made available, indexed by chain count.
     order: Vec<u16>,
     ready: Vec<Used>,
-    avail: Place,
-    used: Place,
+    avail: RingPosition,
+    used: RingPosition,
     avail_idx: u16,
     used_seen: u16,
     last_used: u16,
     /// The first unpublished descriptor: its position and its second word.
-    first: Option<(Place, u64)>,
+    first: Option<(RingPosition, u64)>,
     event_idx: bool,
     in_order: bool,
     suppressed: bool,
@@ -113,7 +113,7 @@ impl PackedRing {
     pub fn new(size: u16, ring: Window, driver_event: Window, device_event: Window) -> Self {
         assert!(size.is_power_of_two() && (2..=MAX_RING_SIZE).contains(&size));
         let n = usize::from(size);
-        let fresh = Place { index: 0, wrap: true };
+        let fresh = RingPosition { index: 0, wrap: true };
         let ring = Self {
             size,
             mask: size - 1,
@@ -236,7 +236,7 @@ impl PackedRing {
         match flags {
             DISABLE => false,
             DESC if self.event_idx => {
-                let event = Place { index: event & !WRAP, wrap: event & WRAP != 0 };
+                let event = RingPosition { index: event & !WRAP, wrap: event & WRAP != 0 };
                 self.published_since(event, from)
             }
             _ => true,
@@ -244,10 +244,10 @@ impl PackedRing {
     }
 
     /// Whether the descriptor at `event` is among those from `from` to the last one added.
-    fn published_since(&self, event: Place, from: Place) -> bool {
+    fn published_since(&self, event: RingPosition, from: RingPosition) -> bool {
         let rounds = 2 * self.size;
-        let number = |place: Place| place.of_two_rounds(self.size) % rounds;
-        let distance = |a: Place| (number(self.avail) + rounds - number(a)) % rounds;
+        let number = |place: RingPosition| place.of_two_rounds(self.size) % rounds;
+        let distance = |a: RingPosition| (number(self.avail) + rounds - number(a)) % rounds;
         (1..=distance(from)).contains(&distance(event))
     }
 
@@ -332,7 +332,7 @@ impl PackedRing {
         self.free_ids.push_back(id);
     }
 
-    fn wish(&self, event: Place, flags: u16) {
+    fn wish(&self, event: RingPosition, flags: u16) {
         let wish = u32::from(event.word()) | u32::from(flags) << 16;
         self.driver_event.u32_at(0).store(wish, Ordering::Relaxed);
     }
@@ -378,7 +378,7 @@ impl PackedRing {
         let mut stale = self.avail;
         while stale != old {
             let at = usize::from(stale.index) * Descriptor::LEN + 8;
-            let flags = Place { wrap: !stale.wrap, ..stale }.used();
+            let flags = RingPosition { wrap: !stale.wrap, ..stale }.used();
             self.ring.u64_at(at).store(u64::from(flags) << 48, Ordering::Relaxed);
             stale.advance(1, self.size);
         }

@@ -14,8 +14,8 @@ fn ring(size: u16) -> PackedRing {
 
 /// The device's side: the chains it has taken (id and descriptors), and its position.
 struct Device {
-    next: Place,
-    used: Place,
+    next: RingPosition,
+    used: RingPosition,
     taken: Vec<(u16, u16)>,
 }
 
@@ -25,11 +25,11 @@ impl Device {
     }
 
     fn at(base: u16) -> Self {
-        let next = Place { index: base & !WRAP, wrap: base & WRAP != 0 };
+        let next = RingPosition { index: base & !WRAP, wrap: base & WRAP != 0 };
         Self { next, used: next, taken: Vec::new() }
     }
 
-    fn word(ring: &PackedRing, place: Place) -> u64 {
+    fn word(ring: &PackedRing, place: RingPosition) -> u64 {
         ring.ring.u64_at(16 * usize::from(place.index) + 8).load(Ordering::Acquire)
     }
 

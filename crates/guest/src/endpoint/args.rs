@@ -42,9 +42,9 @@ impl EndpointArgs {
 }
 
 /// `on` or `off`.
-struct Switch(bool);
+struct OnOff(bool);
 
-impl FromStr for Switch {
+impl FromStr for OnOff {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -85,11 +85,11 @@ impl FromStr for NicSpec {
             mac: keys.optional("mac")?,
             ip: keys.optional::<Prefix>("ip")?.map(|p| p.0),
             mtu: keys.optional("mtu")?.unwrap_or(1500),
-            offloads: keys.optional::<Switch>("offloads")?.is_none_or(|s| s.0),
+            offloads: keys.optional::<OnOff>("offloads")?.is_none_or(|s| s.0),
             queues: keys.optional("queues")?.unwrap_or(1),
             ring_size: keys.optional("ring")?.unwrap_or(256),
-            mergeable: keys.optional::<Switch>("mrg")?.is_none_or(|s| s.0),
-            packed: keys.optional::<Switch>("packed")?.is_some_and(|s| s.0),
+            mergeable: keys.optional::<OnOff>("mrg")?.is_none_or(|s| s.0),
+            packed: keys.optional::<OnOff>("packed")?.is_some_and(|s| s.0),
         };
         keys.finish()?;
         Ok(nic)

@@ -13,15 +13,15 @@
 //! # Approach
 //! At most every S, and whenever a vCPU is due or has a loan:
 //! 1. For each vCPU with a deadline, read how long it ran since the last poll and since when it
-//! waits, and charge it. A vCPU that was lent a slice and did not run has nothing to do.
+//!    waits, and charge it. A vCPU that was lent a slice and did not run has nothing to do.
 //! 2. Take back what was lent before, and lend a slice to the due vCPU ([`DoubleQueue::due`]).
-//! While none is due, lend more to a vCPU that continues after its slice for an event and has a
-//! reserve.
+//!    While none is due, lend more to a vCPU that continues after its slice for an event and has a
+//!    reserve.
 //! 3. Every 10 ms, check whether an aperiodic vCPU that did not run has work. Every 30 ms, also
-//! read the vCPUs without deadlines (of many, a part each time), hand out credits, and set weights
-//! by them ([`crate::weight`]).
+//!    read the vCPUs without deadlines (of many, a part each time), hand out credits, and set
+//!    weights by them ([`crate::weight`]).
 //! 4. Read which bells the switch rang ([`crate::bells`]). A vCPU for which frames arrived is lent
-//! to at once if it can pay. Before the thread sleeps it asks to be woken.
+//!    to at once if it can pay. Before the thread sleeps it asks to be woken.
 //!
 //! # Standing leases
 //! A blocked vCPU with credits or a reserve keeps a real-time policy (a standing lease), so that it

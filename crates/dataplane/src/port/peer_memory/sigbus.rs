@@ -29,7 +29,7 @@ use crate::worker::stall;
 const PLACES: usize = 32 * 1024;
 
 /// A listed region: start, length, page size and alarm. A start of 0 marks a free place.
-struct Place {
+struct RegionSlot {
     start: AtomicUsize,
     len: AtomicUsize,
     page: AtomicUsize,
@@ -40,7 +40,7 @@ struct Place {
     taken: AtomicUsize,
 }
 
-impl Place {
+impl RegionSlot {
     const fn new() -> Self {
         Self {
             start: AtomicUsize::new(0),
@@ -82,7 +82,7 @@ impl Place {
 }
 
 static PLACES_USED: AtomicUsize = AtomicUsize::new(0);
-static REGIONS: [Place; PLACES] = [const { Place::new() }; PLACES];
+static REGIONS: [RegionSlot; PLACES] = [const { RegionSlot::new() }; PLACES];
 /// Pages replaced since start.
 static REPLACED: AtomicUsize = AtomicUsize::new(0);
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_place_that_gets_another_region_is_read_whole_or_not_at_all() {
-        static PLACE: Place = Place::new();
+        static PLACE: RegionSlot = RegionSlot::new();
         static DONE: AtomicBool = AtomicBool::new(false);
         let owner = std::thread::spawn(|| {
             // Regions that begin at the same address and differ in length.

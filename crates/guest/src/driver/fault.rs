@@ -38,8 +38,8 @@ impl FaultyMemory {
         Ok(Self { file, len })
     }
 
-    /// The region of all bytes from `offset` on, at guest address `guest` and at a fixed distance
-    /// above it in the driver's addresses.
+    /// The region of all bytes from `offset` on, at guest address `guest` and at twice that address
+    /// in the driver's own addresses.
     #[must_use]
     pub fn region(&self, guest: u64, offset: u64) -> VhostUserMemoryRegionInfo {
         VhostUserMemoryRegionInfo {

@@ -155,7 +155,7 @@ impl LoadVm {
         }
     }
 
-    /// Receives the frames that have arrived, at most a burst.
+    /// Receives the frames that have arrived, at most 64.
     pub fn receive(&mut self) -> usize {
         self.receive_up_to(64)
     }

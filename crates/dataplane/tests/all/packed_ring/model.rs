@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::packed_ring::guest::{BUFFERS, Guest, Part, WRITE, frames_of};
 
-/// Maximum number of parts of a buffer. `ROOM` is the guest memory of each buffer.
+/// Maximum number of parts of a buffer. `AREA` is the guest memory of each buffer in bytes.
 const PARTS: u64 = 4;
 const AREA: u64 = 0x1000;
 const TABLES: u64 = BUFFERS + 64 * AREA;

@@ -91,7 +91,7 @@ pub fn count(value: u64) -> String {
 /// A count and its noun, in the plural unless it is one: `1 port`, `1,200 addresses`.
 #[must_use]
 pub fn counted(value: u64, noun: &str) -> String {
-    let ending = match (value, noun.ends_with('s')) {
+    let ending = match (value, noun.ends_with(['s', 'h'])) {
         (1, _) => "",
         (_, true) => "es",
         (_, false) => "s",
@@ -210,6 +210,7 @@ mod tests {
         assert_eq!(count(1_234_567), "1,234,567");
         assert_eq!((counted(1, "port"), counted(0, "port")), ("1 port".into(), "0 ports".into()));
         assert_eq!(counted_items(1_200, "address"), "1,200 addresses");
+        assert_eq!(counted_items(2, "switch"), "2 switches");
         assert_eq!(frames_per_second(0.0), "0 pps");
         assert_eq!(frames_per_second(1_488_095.0), "1.49 Mpps");
         assert_eq!(bits_per_second(9_999_999_999.0), "10.00 Gbit/s".replace("10.00", "10.0"));

@@ -243,7 +243,7 @@ fn status(value: &Value) -> String {
         count(number(&value["with_queues"])),
         value["hosts_connected"],
         value["servers"],
-        counted_switches(number(&value["switches"])),
+        counted(number(&value["switches"]), "switch"),
         last["number"],
         last["hosts_heard"],
         last["promoted"],
@@ -252,10 +252,6 @@ fn status(value: &Value) -> String {
         count(number(&last["took_us"])),
         count(number(&value["worst_weight_error_ppm"])),
     ))
-}
-
-fn counted_switches(switches: u64) -> String {
-    if switches == 1 { "1 switch".to_owned() } else { format!("{} switches", count(switches)) }
 }
 
 fn topology(value: &Value) -> String {

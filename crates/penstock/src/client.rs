@@ -184,8 +184,11 @@ mod tests {
 
     #[test]
     fn the_daemons_own_words_stand_alone() {
-        let status = Status::not_found("port vm9: not there; see `penstock port list`");
-        assert_eq!(refused(status).to_string(), "port vm9: not there; see `penstock port list`");
+        let status = Status::not_found("port vm9: there is no such port; see `penstock port list`");
+        assert_eq!(
+            refused(status).to_string(),
+            "port vm9: there is no such port; see `penstock port list`"
+        );
         assert_eq!(
             refused(Status::unimplemented("")).to_string(),
             "daemon: it does not know this request, as it is older than this program; restart the \

@@ -297,7 +297,7 @@ worker 0 on core 3: busy 25.0 %, preempted 0.0 %
     #[test]
     fn a_port_that_is_not_there_is_named() {
         let error = only(reading(1, &[], &[]), &["vm9".into()]).unwrap_err();
-        assert_eq!(error.to_string(), "port vm9: not there; see `penstock port list`");
+        assert_eq!(error.to_string(), "port vm9: there is no such port; see `penstock port list`");
         assert_eq!(only(reading(1, &[], &[]), &["vm1".into()]).unwrap().ports.len(), 1);
     }
 }

@@ -49,19 +49,19 @@ fn each_mistake_has_its_place_and_a_remedy() {
          [[vm]]\nname = \"d\"\npid = 1\ndeadline = \"3 ms\"\nruntime = \"1 ms\"\n",
     );
     for part in [
-        "[vcpu]: `cpus`: 3 is named twice; name each once",
-        "[vcpu]: a worker of the switch polls on processor 3; leave it out",
+        "[vcpu]: `cpus`: 3 is named twice; name each CPU once",
+        "[vcpu]: a worker of the switch polls on CPU 3; remove it",
         "[vcpu]: `run_dir` is relative; write an absolute path",
         "[vcpu]: `deadlines_max`: 0 percent; write 1 to 100",
-        "vm \"a\": its threads are not told, or twice; write one of",
+        "vm \"a\": it needs exactly one source of its threads; write one of",
         "vm \"a\": `vcpus`: 65; write 1 to 64",
         "vm \"a\": `vcpu_weight`: 0; write 1 to 10000",
         "vm \"b\": `deadline` is missing; write one, such as",
         "vm \"b\": `io_reserve`: 51 percent; write 0 to 50",
         "vm \"c\": `runtime` \"4 ms\" is none in a period of 3000 us; write 2 us up to",
-        "vm \"d\": `vcpu_mode` driver: on a host nobody",
-        "vm \"d\": the name \"d\" is taken by another above",
-        "vm \"d\": `deadline` without a mode that has one; set `vcpu_mode`",
+        "vm \"d\": `vcpu_mode` driver exists in simulation",
+        "vm \"d\": the name \"d\" is used twice",
+        "vm \"d\": `deadline` has no effect in this `vcpu_mode`; set `vcpu_mode`",
         "vm \"d\": `runtime` without `vcpu_mode` reserved; remove it",
     ] {
         assert!(got.iter().any(|error| error.starts_with(part)), "{part} in\n{}", got.join("\n"));

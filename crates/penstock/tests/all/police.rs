@@ -73,7 +73,7 @@ fn a_port_that_nothing_holds_and_one_that_cannot_pass_frames_are_told_as_such() 
 fn what_is_above_the_rate_is_dropped_and_counted_and_the_rate_may_change() {
     let Some(daemon) = Daemon::start(VM_AND_UPLINK) else { return };
     let missing = daemon.ask("port set vm ingress_policy=pps --no-save").fails();
-    assert!(missing.contains("policy `pps` has no rate to go by; add police"), "{missing}");
+    assert!(missing.contains("policy `pps` has no rate; add police"), "{missing}");
     let set = "port set vm ingress_policy=pps police={pps=\"1\",burst=4} --no-save";
     daemon.ask(set).ok();
     await_true("frames to be policed", || {

@@ -59,6 +59,7 @@ impl fmt::Display for Finding {
 pub struct Source {
     /// Path relative to the root of the tree, with `/`.
     pub path: String,
+    /// Content of the file.
     pub text: String,
 }
 

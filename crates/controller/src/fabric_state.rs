@@ -36,7 +36,7 @@ pub use penstock_fabric::queue_binding::Binding;
 #[non_exhaustive]
 pub enum ChangeRefused {
     /// A tenant of that name exists.
-    #[error("tenant {0} is there already; remove it first, or grow it")]
+    #[error("tenant {0} exists already; remove it first, or grow it")]
     Exists(String),
     /// No tenant of that name exists.
     #[error("there is no tenant {0}; `penstock controller tenants` lists them")]
@@ -58,7 +58,9 @@ pub enum ChangeRefused {
     #[error(transparent)]
     Intent(#[from] IntentError),
     /// A stored placement does not fit the present topology.
-    #[error("tenant {name}: {problem}; bring back what the topology lost, or remove the tenant")]
+    #[error(
+        "tenant {name}: {problem}; add the missing part of the topology again, or remove the tenant"
+    )]
     NoRoom { name: String, problem: String },
 }
 

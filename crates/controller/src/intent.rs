@@ -196,7 +196,9 @@ pub enum IntentError {
     #[error("{key}: {problem}; restore a copy of the store")]
     Malformed { key: String, problem: String },
     /// It refers to something that the topology lacks.
-    #[error("{tenant}: the topology has no {what}; bring it back, or drain it before it goes")]
+    #[error(
+        "{tenant}: the topology has no {what}; add it again, and drain it before you remove it"
+    )]
     Missing { tenant: String, what: String },
     /// Its hose is invalid.
     #[error("{tenant}: {problem}")]

@@ -45,10 +45,10 @@ pub fn describe(error: &dyn std::error::Error) -> String {
 #[non_exhaustive]
 pub enum WireError {
     /// A required field is missing.
-    #[error("{0} is missing; use the same version on both sides")]
+    #[error("{0} is missing; use the same version of Penstock on both sides")]
     Missing(&'static str),
     /// A number is out of its range.
-    #[error("{what} of {value} is out of range (most {most})")]
+    #[error("{what} {value} is out of range (maximum {most})")]
     Range { what: &'static str, value: u64, most: u64 },
 }
 

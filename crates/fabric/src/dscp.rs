@@ -54,7 +54,7 @@ pub enum PaletteError {
     #[error("code point {0} is there twice; write it once")]
     Twice(u8),
     /// There are no values.
-    #[error("no code point is left; reserve fewer")]
+    #[error("no DSCP is free; reserve fewer")]
     Empty,
 }
 

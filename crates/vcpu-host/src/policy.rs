@@ -126,7 +126,7 @@ pub enum PolicyError {
         policy: Policy,
     },
     /// The kernel refused for another reason.
-    #[error("thread {tid} cannot be {policy}: {source}; does the kernel know this policy?")]
+    #[error("thread {tid} cannot use policy {policy}: {source}; check that the kernel has it")]
     Refused {
         tid: u32,
         /// The refused policy.

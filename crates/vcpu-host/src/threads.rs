@@ -37,10 +37,10 @@ impl VcpuThread {
 #[derive(Debug, Error)]
 pub enum FindError {
     /// The process or cgroup does not exist, or the permission to read it is missing.
-    #[error("cannot list {path}: {source}; is the VM running, and is the path right?")]
+    #[error("{path} cannot be listed: {source}; start the VM or correct the path")]
     Unreadable { path: PathBuf, source: io::Error },
     /// No process has a matching command line.
-    #[error("no process has a command line like {line:?}; is the VM running?")]
+    #[error("no process has a command line like {line:?}; start the VM or correct the pattern")]
     NoProcess {
         /// The pattern.
         line: String,
@@ -76,7 +76,7 @@ pub enum FindError {
     )]
     NoDomain { name: String },
     /// No thread has a matching name.
-    #[error("{path} has no thread named like {pattern:?}; see /proc/PID/task/*/comm for its names")]
+    #[error("{path} has no thread named like {pattern:?}; see the names in /proc/PID/task/*/comm")]
     NoMatch { path: PathBuf, pattern: String },
     /// The names of the threads do not identify vCPUs.
     #[error(

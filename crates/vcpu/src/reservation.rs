@@ -103,6 +103,11 @@ pub struct TooMuch {
     pub fits: Nanos,
 }
 
+/// A number of CPUs in words.
+fn counted(cpus: u64) -> String {
+    if cpus == 1 { "1 CPU".to_owned() } else { format!("{cpus} CPUs") }
+}
+
 /// The remedy besides more processors. It suggests no run time if none would fit.
 fn shorter(fits: Nanos) -> String {
     if fits < RUNTIME_MIN {

@@ -54,7 +54,7 @@ pub enum SettingsError {
         problem: String,
     },
     /// A file cannot be read.
-    #[error("{path}: {problem}; give a file that the agent may read")]
+    #[error("{path}: {problem}; name a file that the agent can read")]
     File { path: String, problem: String },
 }
 

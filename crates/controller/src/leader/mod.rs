@@ -73,7 +73,7 @@ pub enum LeaderError {
     )]
     Epoch { asked: u64, most: u64 },
     /// There is no earlier binding.
-    #[error("no earlier binding is kept; there is nothing to go back to")]
+    #[error("no earlier binding is stored, so a rollback is not possible")]
     NoHistory,
 }
 

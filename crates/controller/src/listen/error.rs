@@ -7,16 +7,18 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum ServeError {
     /// A certificate or key is invalid.
-    #[error("{what}: {problem}; give it as a PEM file")]
+    #[error("{what}: {problem}; write a PEM file")]
     Certificate { what: &'static str, problem: String },
     /// A file of revocation lists is invalid.
-    #[error("revocation lists {}: {problem}; give lists of the authority as PEM", path.display())]
+    #[error("revocation lists {}: {problem}; write the authority's lists as PEM", path.display())]
     Lists { path: std::path::PathBuf, problem: String },
     /// A file cannot be read.
     #[error("file {}: {problem}; make it readable", path.display())]
     Unreadable { path: std::path::PathBuf, problem: String },
     /// No client could be admitted.
-    #[error("agents must show certificates, and there are none to check them by; name the files")]
+    #[error(
+        "agents need certificates, and no authority is configured; write `ca`, `cert` and `key`"
+    )]
     NoCertificates,
     /// The listener or transport failed.
     #[error("agents cannot be served: {0}")]

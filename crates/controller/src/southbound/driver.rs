@@ -156,7 +156,7 @@ pub enum DriverError {
         told: Stamp,
     },
     /// The switch's answer is invalid.
-    #[error("switch {switch}: asked for {what}, it answered what makes no sense: {problem}")]
+    #[error("switch {switch}: its answer to {what} is not valid: {problem}")]
     Rubbish {
         switch: String,
         /// What was requested.
@@ -165,7 +165,7 @@ pub enum DriverError {
         problem: String,
     },
     /// The request exceeds the switch's capabilities.
-    #[error("switch {switch}: {what} is beyond it: {limit}; {remedy}")]
+    #[error("switch {switch}: {what} is not supported: {limit}; {remedy}")]
     Beyond {
         switch: String,
         /// The request.

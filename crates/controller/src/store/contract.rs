@@ -118,7 +118,7 @@ impl Leadership {
 #[non_exhaustive]
 pub enum StoreError {
     /// A condition of a transaction did not hold. Nothing was written.
-    #[error("{0} has changed meanwhile, nothing was written; read it again and repeat")]
+    #[error("{0} was changed meanwhile, so nothing was written; repeat the request")]
     Conflict(String),
     /// The requested revisions were compacted.
     #[error("changes before revision {} are gone; list again and watch from there", .0.0)]

@@ -52,7 +52,7 @@ impl Stamped for SwitchState {
 #[non_exhaustive]
 pub enum Refusal {
     /// The switch has this later decision.
-    #[error("the switch has decision {0}, which is later")]
+    #[error("the switch has a later decision, {0}")]
     Late(Stamp),
     /// The switch cannot do it.
     #[error("{0}")]

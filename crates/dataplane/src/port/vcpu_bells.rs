@@ -53,7 +53,7 @@ pub enum VcpuBellError {
     #[error("{}: not a file of bells; remove it", .0.display())]
     Foreign(PathBuf),
     /// The name cannot be that of a VM.
-    #[error("{0:?} names no bell; use 1 to {NAME_MAX} bytes without a zero")]
+    #[error("{0:?} is not a name of a bell; use 1 to {NAME_MAX} bytes without NUL")]
     Name(String),
     /// All bells are assigned.
     #[error(

@@ -54,10 +54,10 @@ pub enum SpecError {
     #[error(transparent)]
     Keys(#[from] KeyError),
     /// A change names no time.
-    #[error("`{0}` is no change such as a@2.5:rate=100k")]
+    #[error("--at `{0}`: not a change; write one such as a@2.5:rate=100k")]
     Phase(String),
     /// A change names an unknown VM.
-    #[error("--at names `{0}`, which is no --vm")]
+    #[error("--at: there is no VM `{0}`; name one of --vm")]
     NoSuchVm(String),
 }
 

@@ -272,7 +272,7 @@ fn an_old_file_is_read_and_rewritten() {
     let end = "tap.interface = \"tapb\"\ntenant = \"red\"\nuplink_share = 3 # of red\n";
     assert!(new.ends_with(end) && new.contains("# The first machine."), "{new}");
     let again = penstock(&daemon.socket(), &["host", "config", "--migrate", file]).ok();
-    assert!(again.contains("nothing to rewrite"), "{again}");
+    assert!(again.contains("nothing to migrate"), "{again}");
     assert!(daemon.ask("host reload").ok().contains("nothing to change"));
     fs::write(daemon.config(), "[host]\nname = 5\n").unwrap();
     let told = penstock(&daemon.socket(), &["host", "config", "--migrate", file]).fails();

@@ -75,10 +75,10 @@ pub enum ServiceError {
     #[error("{0}")]
     Watchdog(io::Error),
     /// A scheduling thread ended.
-    #[error("processor {cpu} is not scheduled: {source}")]
+    #[error("CPU {cpu} cannot be scheduled: {source}")]
     Boost { cpu: u32, source: io::Error },
     /// A system call for signals failed.
-    #[error("signals cannot be waited for: {0}")]
+    #[error("signals cannot be handled: {0}")]
     Signals(#[from] nix::Error),
 }
 

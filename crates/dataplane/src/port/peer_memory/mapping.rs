@@ -25,7 +25,7 @@ pub(super) const PAGE: u64 = 4096;
 #[non_exhaustive]
 pub enum MappingError {
     /// The range is empty, or its end exceeds 64 bits.
-    #[error("{len} bytes at offset {offset:#x} are none or wrap")]
+    #[error("{len} bytes at offset {offset:#x} are empty or exceed the address space")]
     Shape {
         /// Offset in the file, in bytes.
         offset: u64,
@@ -33,7 +33,7 @@ pub enum MappingError {
         len: u64,
     },
     /// The file ends before the range does; an access would raise SIGBUS.
-    #[error("needs {needs} bytes of a file of {has}")]
+    #[error("needs {needs} bytes, and the file has {has}")]
     Short {
         /// Offset plus length.
         needs: u64,

@@ -34,6 +34,8 @@ struct RegionSlot {
     len: AtomicUsize,
     page: AtomicUsize,
     /// An event descriptor; negative if there is none.
+    /// The complement (`!`) of an event descriptor. A value that is not negative means no alarm, so
+    /// a slot that nobody took is all zeroes and takes no room in the program's file.
     alarm: AtomicI32,
     /// How often the place was taken. A reader thus detects that the place got another region
     /// meanwhile.
@@ -121,7 +123,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         // The alarm goes first, because another region may take the place as soon as it is free.
-        REGIONS[self.place].alarm.store(-1, Ordering::Release);
+        REGIONS[self.place].alarm.store(0, Ordering::Release);
         REGIONS[self.place].free();
     }
 }
@@ -226,7 +228,7 @@ mod tests {
     /// Else the list, with room for all regions, is part of the program's file.
     #[test]
     fn a_place_nobody_took_is_all_zeroes() {
-        let place = Place::new();
+        let place = RegionSlot::new();
         let sizes = [&place.start, &place.len, &place.page, &place.taken];
         assert_eq!(sizes.map(|n| n.load(Ordering::Relaxed)), [0; 4]);
         assert_eq!(place.alarm.load(Ordering::Relaxed), 0);

@@ -104,7 +104,7 @@ impl TryFrom<v1::HostPlan> for HostPlan {
         }
         let mut tenants = Vec::new();
         for t in plan.tenants {
-            let dscp = small("a code point", t.dscp, 63)?;
+            let dscp = small("code point", t.dscp, 63)?;
             let (send, recv) = (t.send_bps, t.recv_bps);
             let (name, vms, headroom_permille) = (t.name, t.vms, t.headroom_permille);
             tenants.push(HostTenant { name, dscp, vms, send, recv, headroom_permille });
@@ -113,7 +113,7 @@ impl TryFrom<v1::HostPlan> for HostPlan {
         for uplink in plan.uplinks {
             let mut map = BTreeMap::new();
             for (dscp, queue) in &uplink.queues {
-                map.insert(small("a code point", *dscp, 63)?, small("a queue", *queue, 63)?);
+                map.insert(small("code point", *dscp, 63)?, small("queue", *queue, 63)?);
             }
             uplinks.insert(uplink.to, PortState { weights: uplink.weights, map });
         }
@@ -140,7 +140,7 @@ mod tests {
         let mut wrong = wire.clone();
         wrong.tenants[0].dscp = 64;
         let error = HostPlan::try_from(wrong).unwrap_err().to_string();
-        assert_eq!(error, "a code point of 64 is out of range (most 63)");
+        assert_eq!(error, "code point 64 is out of range (maximum 63)");
         let mut wrong = wire.clone();
         wrong.uplinks[0].queues.insert(300, 1);
         assert!(HostPlan::try_from(wrong).is_err());

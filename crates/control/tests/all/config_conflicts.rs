@@ -9,7 +9,8 @@ name = "vm3"
 vhost-user.socket = "run/vm3.sock"
 tenant = "blue"
 "#,
-        &[r#"3:21: port "vm3": socket path "run/vm3.sock" is relative; begin it with /"#],
+        &["3:21: port \"vm3\": socket path \"run/vm3.sock\" is relative; write an \
+                 absolute path"],
     ),
     (
         r#"[[port]]
@@ -525,7 +526,7 @@ trunk = ["100-110"]
 mac = "52:54:00:00:00:05"
 port = "up"
 "#,
-        &["5:1: fdb 52:54:00:00:00:05: port \"up\" carries 11 networks; say which with \
+        &["5:1: fdb 52:54:00:00:00:05: port \"up\" carries 11 networks; choose one with \
                  `tenant` and `vlan`, or correct them"],
     ),
 ];
@@ -544,7 +545,7 @@ tenant = "red"
 vlan = 100
 wfq = { weights = [1, 2, 3], map = { 8 = 1 } }
 "#,
-        &["6:7: port \"vm3\": `wfq` has no effect with egress = \"fifo\"; say egress = \
+        &["6:7: port \"vm3\": `wfq` has no effect with egress = \"fifo\"; set egress = \
                  \"wfq\", or remove it"],
     ),
     (
@@ -562,8 +563,8 @@ wfq = { queues = 65, weights = [1, 2], map = { 8 = 1 } }
 "#,
         &[
             r#"3:8: tenant "blue2": `dscp` 64 is out of range; write a number from 0 to 63"#,
-            "10:20: port \"vm3\": only a `fair-share` output can hold frames in their \
-                 senders' rings; say excess = \"drop\", or egress = \"fair-share\" on a shared \
+            "10:20: port \"vm3\": only a `fair-share` output can leave frames in the \
+                 senders' rings; set excess = \"drop\", or egress = \"fair-share\" on a shared \
                  port",
             r#"11:18: port "vm3": `queues` 65 is out of range; write a number from 2 to 64"#,
         ],
@@ -580,8 +581,8 @@ wfq = { queues = 2, weights = [1, 2, 3], map = { 8 = 2 } }
         &[
             "7:31: port \"vm3\": 3 weights are too many, there are 2 queues; remove some, \
                  or raise `wfq.queues`",
-            "7:54: port \"vm3\": code point 8 is mapped to queue 2, which is not there; \
-                 write a queue from 0 to 1",
+            "7:54: port \"vm3\": DSCP 8 is mapped to queue 2, which does not exist; write a \
+                 queue from 0 to 1",
         ],
     ),
     (
@@ -595,7 +596,7 @@ wfq = { weights = [0], map = { 64 = 1 } }
 "#,
         &[
             r#"7:19: port "vm3": `wfq.weights`: 0 is out of range; write 1 to 10000"#,
-            r#"7:32: port "vm3": `wfq.map`: 64 is no code point; write a number 0 to 63"#,
+            r#"7:32: port "vm3": `wfq.map`: 64 is not a DSCP; write a number from 0 to 63"#,
         ],
     ),
     (
@@ -609,7 +610,7 @@ wfq = { queues = 63, ceilings = { red = "1k", green = "5M" } }
 "#,
         &[
             "7:33: port \"vm3\": 63 queues and 2 tenants with a ceiling are more than 64; \
-                 police some of them: `send` of [[tenant]]",
+                 limit some tenants with `send` of [[tenant]] instead",
             "7:41: port \"vm3\": `wfq.ceilings.red` 1000 is out of range; write 8000 to \
                  400000000000",
             "7:55: port \"vm3\": tenant \"green\" does not exist; name a [[tenant]] of this \

@@ -245,8 +245,8 @@ shape = { period_ms = 5 }
             r#"7:19: port "vm3": `queue.bytes` 100 is out of range; write 2048 to 8388608"#,
             r#"7:33: port "vm3": `queue.frames` 90000 is out of range; write 32 to 65536"#,
             r#"7:50: port "vm3": `queue.wait_us` 1 is out of range; write 100 to 10000000"#,
-            "8:9: port \"vm3\": `shape` names no rate; add `send` or `receive`, as in shape \
-                 = { send = \"4M\" }",
+            "8:9: port \"vm3\": `shape` has no rate; add `send` or `receive`, as in shape = \
+                 { send = \"4M\" }",
             "8:23: port \"vm3\": `period_ms` belongs to the shaper `token-bucket`; remove \
                  it",
         ],
@@ -271,8 +271,8 @@ rtp = [{ port = 5004 }]
             "6:34: port \"vm3\": `receive.burst` 100 is out of range; write 1514 to \
                  536870912",
             r#"6:48: port "vm3": `receive.frames` goes with `pps`; add `pps`, or remove it"#,
-            "6:61: port \"vm3\": `sharing` is the tenant's to say; write it into `receive` \
-                 of the [[tenant]]",
+            "6:61: port \"vm3\": `sharing` belongs to the tenant; move it to `receive` of \
+                 the [[tenant]]",
             "7:25: port \"vm3\": UDP port 5004 is 0 or marked twice; write each of 1 to \
                  65535 once",
             "7:25: port \"vm3\": `clock_hz` 0 is out of range; write 1 to 1000000000; 90000 \
@@ -303,16 +303,15 @@ vlan = 100
 shape = { send = "4M", shaper = "token-bucket", period_ms = 0 }
 "#,
         &[
-            "8:20: port \"vm3\": only a `fair-share` output can hold frames in their \
-                 senders' rings; say excess = \"drop\", or egress = \"fair-share\" on a shared \
+            "8:20: port \"vm3\": only a `fair-share` output can leave frames in the \
+                 senders' rings; set excess = \"drop\", or egress = \"fair-share\" on a shared \
                  port",
-            "9:9: port \"vm3\": `shape.send` keeps one order of frames; this port has \
-                 several queue pairs; say queues = 1, or shape what others receive",
+            "9:9: port \"vm3\": `shape.send` needs a single queue pair, and this port has \
+                 several; set queues = 1, or shape with `shape.receive` of the receivers",
             r#"9:18: port "vm3": `shape.send` 100k is out of range; write 256k to 10G"#,
             r#"9:36: port "vm3": `shape.receive` 20G is out of range; write 256k to 10G"#,
-            "16:18: port \"vm4\": a large TCP segment would leave all at once, however its \
-                 rate is shaped; say offloads = { tso = false }, so that the VM cuts its \
-                 segments itself",
+            "16:18: port \"vm4\": a large TCP segment would leave in one burst despite \
+                 `shape`; set offloads = { tso = false }, so that the VM segments itself",
             r#"16:61: port "vm4": `shape.period_ms` 0 is out of range; write 1 to 1000"#,
         ],
     ),
@@ -327,7 +326,7 @@ police = { pps = "600k" }
 link = "10G"
 "#,
         &[
-            "7:10: port \"vm3\": policy `bps` is given `pps`; write cir = \"...\", or say \
+            "7:10: port \"vm3\": policy `bps` is given `pps`; write cir = \"...\", or set \
                  ingress_policy = \"pps\"",
             "8:8: port \"vm3\": `link` belongs to a shared port; remove it, or add `queue`; \
                  a VM's rate is `contract`, `police` or `shape`",
@@ -341,8 +340,8 @@ tenant = "red"
 vlan = 100
 ingress_policy = "pps"
 "#,
-        &["6:18: port \"vm3\": policy `pps` has no rate to go by; add police = { pps = \
-                 \"600k\" } or such a contract"],
+        &["6:18: port \"vm3\": policy `pps` has no rate; add police = { pps = \"600k\" }, \
+                 or a contract in frames per second"],
     ),
     (
         r#"[[port]]
@@ -560,8 +559,7 @@ const NAMES: &[Case] = &[
         r#"[[tenant]]
 name = "red"
 "#,
-        &["2:8: tenant \"red\": the name \"red\" is taken by another above; give each its \
-                 own name"],
+        &[r#"2:8: tenant "red": the name "red" is used twice; give each its own name"#],
     ),
     (
         r#"[[port]]
@@ -570,8 +568,7 @@ vhost-user.socket = "/run/vm1.sock"
 tenant="blue"
 "#,
         &[
-            "2:8: port \"vm1\": the name \"vm1\" is taken by another above; give each its \
-                 own name",
+            r#"2:8: port "vm1": the name "vm1" is used twice; give each its own name"#,
             "3:21: port \"vm1\": socket /run/vm1.sock is already that of port \"vm1\"; give \
                  each its own socket",
         ],
@@ -718,9 +715,9 @@ cores = [7]
 control_cores = [0, 9]
 "#,
         &[
-            "2:10: [worker]: core 7 is not online or not allowed to this process; choose one \
+            "2:10: [worker]: core 7 is offline, or this process may not use it; choose one \
                  of 0, 1",
-            "3:21: [worker]: core 9 is not online or not allowed to this process; choose one \
+            "3:21: [worker]: core 9 is offline, or this process may not use it; choose one \
                  of 0, 1",
         ],
     ),

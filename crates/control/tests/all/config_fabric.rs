@@ -49,7 +49,7 @@ fn what_the_fabric_gives_nobody_else_gives() {
     let both = format!("{BASE}{FABRIC}wfq = {{ weights = [1, 2], map = {{ 8 = 1 }} }}\n")
         .replace("name = \"blue\"\n[", "name = \"blue\"\ndscp = 8\n[");
     let got = errors(&format!("{both}[fabric]\n{right}"));
-    let wanted = ["gives code points", "gives `weights` of its", "gives `map` of its"];
+    let wanted = ["assigns DSCPs", "sets `weights` of the", "sets `map` of the"];
     assert_eq!(got.len(), 3, "{got:?}");
     assert!(got.iter().zip(wanted).all(|(error, part)| error.contains(part)), "{got:?}");
 }

@@ -94,7 +94,7 @@ fn what_is_wrong_with_a_gnmi_switch_is_told() {
     );
     assert_eq!(
         of(&format!("{at}tls = {{ ca = \"a\" }}\npassword_file = \"a\"\n")),
-        told("a password of nobody; add `user`")
+        told("`password_file` without `user`; add `user`")
     );
 }
 
@@ -164,7 +164,7 @@ fn a_switch_of_ours_is_on_a_socket_or_behind_certificates() {
         ("", "write unix:///PATH of its socket, or HOST:PORT"),
         ("address = \"unix://run/leaf.sock\"\n", "\"run/leaf.sock\" is relative"),
         ("address = \"unix:///a\"\ntls = { ca = \"a\" }\n", "`tls` has no effect on a unix socket"),
-        ("address = \"leaf:7100\"\n", "with certificates alone; add `tls`"),
+        ("address = \"leaf:7100\"\n", "needs certificates; add `tls`"),
         ("address = \"leaf:7100\"\ntls = { ca = \"a\" }\n", "add `cert` and `key`"),
         ("address = \"unix:///a\"\nuser = \"a\"\n", "not a key of driver \"penstock\""),
     ] {

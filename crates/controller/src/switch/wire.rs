@@ -44,7 +44,7 @@ impl TryFrom<v1::Port> for (String, PortState) {
     fn try_from(port: v1::Port) -> Result<Self, String> {
         let mut map = BTreeMap::new();
         for (dscp, queue) in &port.queues {
-            map.insert(small("a code point", *dscp, 63)?, small("a queue", *queue, 63)?);
+            map.insert(small("code point", *dscp, 63)?, small("queue", *queue, 63)?);
         }
         Ok((port.name, PortState { weights: port.weights, map }))
     }
@@ -73,10 +73,10 @@ impl TryFrom<v1::Change> for Change {
         Ok(match change.change {
             Some(From::Weigh(weigh)) => Self::Weigh { port, weights: weigh.weights },
             Some(From::Map(map)) => {
-                let (dscp, queue) = (small("a code point", map.dscp, 63)?, map.queue);
-                Self::Map { port, dscp, queue: small("a queue", queue, 63)? }
+                let (dscp, queue) = (small("code point", map.dscp, 63)?, map.queue);
+                Self::Map { port, dscp, queue: small("queue", queue, 63)? }
             }
-            Some(From::Unmap(dscp)) => Self::Unmap { port, dscp: small("a code point", dscp, 63)? },
+            Some(From::Unmap(dscp)) => Self::Unmap { port, dscp: small("code point", dscp, 63)? },
             None => return Err("a change of an unknown kind; use the same version".to_owned()),
         })
     }
@@ -94,7 +94,7 @@ impl TryFrom<v1::Queue> for QueueCounters {
 
     fn try_from(from: v1::Queue) -> Result<Self, String> {
         let v1::Queue { port, queue, packets, bytes, dropped } = from;
-        Ok(Self { port, queue: small("a queue", queue, 63)?, packets, bytes, dropped })
+        Ok(Self { port, queue: small("queue", queue, 63)?, packets, bytes, dropped })
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
         let wire = v1::Port::of("e0", &state);
         assert_eq!(<(String, PortState)>::try_from(wire.clone()), Ok((port(), state)));
         let wrong = v1::Port { queues: [(64, 1)].into(), ..wire };
-        assert!(<(String, PortState)>::try_from(wrong).unwrap_err().contains("most 63"));
+        assert!(<(String, PortState)>::try_from(wrong).unwrap_err().contains("maximum 63"));
         assert!(Change::try_from(v1::Change::default()).is_err());
         let map = v1::Map { dscp: 8, queue: 64 };
         let wrong = v1::Change { port: port(), change: Some(v1::change::Change::Map(map)) };

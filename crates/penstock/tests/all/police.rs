@@ -64,7 +64,7 @@ fn a_port_that_nothing_holds_and_one_that_cannot_pass_frames_are_told_as_such() 
     let add = format!("port add vm2 vhost-user.socket={} tenant=red", socket.display());
     daemon.ask(&format!("{add} --no-save")).ok();
     let answer = explained(&daemon, "vm2", "attachment");
-    assert_eq!(answer["why"], "the port is waiting: no frame can pass");
+    assert_eq!(answer["why"], "the port is waiting, so no frame can pass");
     let missing = daemon.ask("explain nobody").fails();
     assert!(missing.contains("port \"nobody\": there is no such port"), "{missing}");
 }
@@ -87,7 +87,7 @@ fn what_is_above_the_rate_is_dropped_and_counted_and_the_rate_may_change() {
     assert!(daemon.ask("stats --check").ok().contains("The counters add up"));
     assert!(daemon.ask("stats --drops").ok().contains("above the port's rate"));
     let answer = explained(&daemon, "vm", "own-rate");
-    assert!(answer["why"].as_str().unwrap().contains("policy pps dropped "), "{answer}");
+    assert!(answer["why"].as_str().unwrap().contains("(policy pps) dropped "), "{answer}");
 
     daemon
         .ask("port set vm ingress_policy=bps police={cir=\"8k\",cbs=1500,ebs=3000} --no-save")
@@ -118,7 +118,7 @@ fn a_full_link_brings_the_limits_in_and_they_go_when_it_has_room() {
     let told = daemon.ask("explain vm").ok();
     assert!(told.starts_with("vm: limited by the link of up\n  the link of up sends "), "{told}");
     let told = daemon.ask("stats").ok();
-    assert!(told.contains("link up: sends ") && told.contains(", 1 times so far"), "{told}");
+    assert!(told.contains("link up: sends ") && told.contains(", 1 time so far"), "{told}");
     assert!(daemon.page("/metrics").contains("penstock_link_bottleneck_times_total{port=\"up\"}"));
     let quiet = await_some("the limits to go", || {
         let link = link();

@@ -226,7 +226,7 @@ fn a_deadline_that_does_not_fit_and_a_vm_that_is_not_there_are_told_with_the_rem
     assert!(problem.contains("give it more weight, or a deadline of 1 ms"), "{problem}");
     assert_eq!(state["vms"][0]["mode"], "none", "it runs all the same");
     let problem = state["vms"][3]["problem"].as_str().unwrap();
-    assert!(problem.contains("no-such-program") && problem.contains("running"), "{problem}");
+    assert!(problem.contains("no-such-program") && problem.contains("start the VM"), "{problem}");
     let table = world.ask("show", &[]).ok();
     assert!(table.contains("web: no deadline is kept"), "{table}");
 }
@@ -246,7 +246,7 @@ fn a_file_that_changed_is_read_anew_and_a_wrong_one_is_refused_whole() {
 
     let fewer = text.split("[[vm]]\nname = \"vm1\"").next().unwrap().replace("1 ms", "2 ms");
     std::fs::write(&file, &fewer).unwrap();
-    assert!(world.ask("reload", &[]).ok().starts_with("1 VMs"));
+    assert!(world.ask("reload", &[]).ok().starts_with("configuration in force: 1 VM"));
     let state = world.shown("one VM", |s| s["vms"][0]["deadline_ms"] == 2.0);
     assert_eq!(state["vms"].as_array().unwrap().len(), 1);
     let mine = sched_getaffinity(pid(std::process::id())).unwrap();

@@ -141,7 +141,7 @@ fn a_switch_divides_a_port_by_code_point_and_is_changed_while_it_does() {
     assert!(own.abs_diff(shared) <= own / 50, "{shared} and {own}");
     let why = daemon.ask("explain left --over 1 --json").json();
     let text = why["why"].as_str().unwrap();
-    assert!(why["limit"] == "link" && text.contains("of right, which has weight 1 of 8"), "{why}");
+    assert!(why["limit"] == "link" && text.contains("of right (weight 1 of 8)"), "{why}");
 
     // The sender's port gets a code point of its tenant's: both flows have it from now on.
     daemon.ask("port set right wfq={weights=[1,1,1],map={8=1,46=2}} --no-save").ok();

@@ -351,6 +351,6 @@ mod tests {
         second.kill().unwrap();
         second.wait().unwrap();
         let none = vm.find(&one).unwrap_err().to_string();
-        assert!(none.contains("is the VM running"), "{none}");
+        assert!(none.contains("start the VM"), "{none}");
     }
 }

@@ -261,7 +261,7 @@ mod tests {
         assert!(matches!(gone, PolicyError::Gone { .. }), "{gone}");
         assert!(get(u32::MAX).unwrap_err().to_string().ends_with("has exited"));
         let invalid = set(0, Policy::Fifo { priority: 100 }).unwrap_err().to_string();
-        assert!(invalid.starts_with("thread 0 cannot be SCHED_FIFO 100: "), "{invalid}");
+        assert!(invalid.starts_with("thread 0 cannot use policy SCHED_FIFO 100: "), "{invalid}");
         let said = |errno, policy| explain(0, policy, io::Error::from_raw_os_error(errno));
         let deadline = Policy::Deadline {
             runtime: Nanos::from_micros(500),

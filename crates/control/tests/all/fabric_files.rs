@@ -86,7 +86,7 @@ fn a_wrong_topology_is_refused_whole_with_line_and_reason() {
     }
     assert!(refused("[fabric]\nname = \"x\"\n").contains("there is no topology"));
     let both = format!("{REGULAR}\n[[switch]]\nname = \"s\"\n");
-    assert!(refused(&both).contains("both a regular tree and single"));
+    assert!(refused(&both).contains("a regular tree and also single"));
     assert!(refused("[fabric\n").contains("syntax"));
 }
 

@@ -120,6 +120,6 @@ mod tests {
         assert!(Change::try_from(v1::Change::default()).is_err());
         let map = v1::Map { dscp: 8, queue: 64 };
         let wrong = v1::Change { port: port(), change: Some(v1::change::Change::Map(map)) };
-        assert_eq!(Change::try_from(wrong), Err("a queue of 64 is out of range (most 63)".into()));
+        assert_eq!(Change::try_from(wrong), Err("queue 64 is out of range (maximum 63)".into()));
     }
 }

@@ -466,7 +466,7 @@ mod tests {
             &MemoryAccount::default(),
             vec![spec(0, 0x2000, 0x1000, file(0x2000))],
         );
-        let source = "0x0: needs 12288 bytes of a file of 8192";
+        let source = "0x0: needs 12288 bytes, and the file has 8192";
         assert!(short.unwrap_err().to_string().ends_with(source));
         let empty = GuestMemory::map(&MemoryAccount::default(), vec![spec(0, 0, 0, file(0x1000))]);
         assert!(matches!(empty, Err(MemoryError::Shape(0))));

@@ -261,7 +261,7 @@ fn a_file_that_changed_is_read_anew_and_a_wrong_one_is_refused_whole() {
         world.shown("the former one", |s| s["vms"][0]["deadline_ms"] == 2.0);
     }
     std::fs::write(&file, &text).unwrap();
-    assert!(world.ask("reload", &[]).ok().starts_with("2 VMs"));
+    assert!(world.ask("reload", &[]).ok().starts_with("configuration in force: 2 VMs"));
     world.shown("both", |s| s["vms"][1]["vcpus"][0]["entitled_percent"] == 50.0);
 }
 

@@ -227,7 +227,7 @@ fn a_cgroup_that_vanishes_is_a_vm_that_is_gone_and_the_others_go_on() {
     first.remove();
     let gone = scheduler.state(0, |vm| vm.vcpus.is_empty());
     let why = gone.problem.unwrap();
-    assert!(why.contains("cgroup.procs") && why.contains("is the VM running"), "{why}");
+    assert!(why.contains("cgroup.procs") && why.contains("start the VM"), "{why}");
     let alone =
         scheduler.state(1, |vm| vm.vcpus.first().is_some_and(|v| v.entitled_percent > 99.0));
     assert_eq!(alone.problem, None);

@@ -171,7 +171,7 @@ fn a_pinned_thread_is_told_what_to_do_and_runs_by_weight() {
     let state = scheduler.state(0, |vm| vm.problem.is_some() && !vm.vcpus.is_empty());
     let why = state.problem.unwrap();
     assert_eq!(state.mode, "none");
-    for part in ["nothing is reserved, it runs by weight", "cpuset.cpus.partition", "vcpupin"] {
+    for part in ["nothing is reserved, so it runs by weight", "cpuset.cpus.partition", "vcpupin"] {
         assert!(why.contains(part), "{part}: {why}");
     }
     assert!((state.vcpus[0].entitled_percent - 50.0).abs() < 0.1);

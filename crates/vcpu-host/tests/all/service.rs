@@ -81,7 +81,7 @@ fn vms_come_and_go_and_at_the_end_all_is_as_it_was() {
 
     drop(other);
     let gone = scheduler.state(1, |vm| vm.vcpus.is_empty());
-    assert!(gone.problem.unwrap().contains("is the VM running"));
+    assert!(gone.problem.unwrap().contains("start the VM"));
     let half = scheduler.state(0, |vm| vm.vcpus[0].entitled_percent > 49.0);
     assert_eq!(half.problem, None);
 

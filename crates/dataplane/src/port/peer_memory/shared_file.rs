@@ -149,7 +149,7 @@ mod tests {
         let error = map(&two_pages, 100, 100).unwrap_err();
         assert_eq!(error.to_string(), "log: offset 0x64 is inside a page; use a multiple of 4096");
         let none = map(&two_pages, 0, 0).unwrap_err().to_string();
-        assert_eq!(none, "log: 0 bytes at offset 0x0 are none or wrap");
+        assert_eq!(none, "log: 0 bytes at offset 0x0 are empty or exceed the address space");
         assert!(matches!(map(&file(4 << 20), 0, 2 << 20), Err(SharedFileError::TooLong { .. })));
     }
 

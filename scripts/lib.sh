@@ -192,7 +192,7 @@ start_unit() {
         mkdir $conf
         printf '[Service]\nReadWritePaths=%s\nEnvironment=PENSTOCK_SOCKET=%s\n' "$WORK" "$SOCKET" \
             >$conf/lane.conf
-        ! grep -q '^mode = "client"' "$1" || cp "$REPO/packaging/penstock-sockets.conf" $conf/
+        ! grep -q '^vhost-user.mode = "client"' "$1" || cp "$REPO/packaging/penstock-sockets.conf" $conf/
         install -D -o penstock -g penstock -m 600 "$1" /etc/penstock/host.toml
         chown penstock:penstock /etc/penstock
         systemctl daemon-reload

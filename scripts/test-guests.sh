@@ -26,7 +26,7 @@ cleanup() {
 vhost_port() {
     printf '\n[[port]]\nname = "%s"\ntenant = "blue"\nvhost-user.mode = "%s"\n' "$1" "$2"
     printf 'vhost-user.socket = "%s"\nmac = ["%s"]\nip = ["%s"]\n' "$WORK/$1.sock" "$3" "$4"
-    printf 'queues = %s\n' "$5"
+    printf 'vhost-user.queues = %s\n' "$5"
 }
 
 write_config() {

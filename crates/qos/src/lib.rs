@@ -11,7 +11,6 @@
 //! - C2QoS: J. Syst. Archit. 116, 2021.
 //! - FS-VDE: J. Lee et al., fair shares of an uplink by client.
 //! - "Defeating Network Jitter for Virtual Machines": L. Cheng, C.-L. Wang.
-//! client); "Defeating Network Jitter for Virtual Machines" (L. Cheng, C.-L. Wang).
 #![forbid(unsafe_code)]
 
 pub mod admission;

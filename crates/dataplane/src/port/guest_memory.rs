@@ -474,7 +474,7 @@ mod tests {
             &MemoryAccount::default(),
             vec![spec(0, u64::MAX - 0x7000_0000_0000, u64::MAX, file(0x1000))],
         );
-        assert!(wraps.unwrap_err().to_string().ends_with("are none or wrap"));
+        assert!(wraps.unwrap_err().to_string().ends_with("are empty or exceed the address space"));
         let overlap = GuestMemory::map(
             &MemoryAccount::default(),
             vec![spec(0, 0x2000, 0, file(0x2000)), spec(0x1000, 0x1000, 0, file(0x1000))],

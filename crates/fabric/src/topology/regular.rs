@@ -12,8 +12,8 @@
 //! # Approach
 //!
 //! A *group* of layer i consists of `fan_out` groups of layer i - 1 and the switches above them. A
-//! group of layer 0 is a server. If a group below has R roots with u uplinks each, the group has R
-//! * u switches. Switch (j, x) has a link to root j of each group below, so every switch has one
+//! group of layer 0 is a server. If a group below has R roots with u uplinks each, the group has
+//! R·u switches. Switch (j, x) has a link to root j of each group below, so every switch has one
 //! path down to each server below it. A fat-tree of k has fan-outs k/2, k/2, k and uplinks 1, k/2,
 //! k/2.
 //!

@@ -42,7 +42,7 @@
 //!
 //! | Module | What it is |
 //! |---|---|
-//! | [`registry`] | all figures by name |
+//! | `registry` | all figures by name |
 //! | [`run`], [`files`], [`seeds`] | the command line, what is written, many seeds |
 //! | [`missed`] | the list of claims that are known as missed |
 //! | [`report`], [`plot`] | all results on one page; runs of the load generator over time |

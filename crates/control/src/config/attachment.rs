@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::text::is_default;
 use super::vlan::FileMode;
 
-/// Queue pairs of an attachment, 1 to 8; [`super::check`] holds the range.
+/// Queue pairs of an attachment, 1 to 8; `check` holds the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Queues(#[schemars(range(min = 1, max = 8))] pub u16);

@@ -60,16 +60,19 @@ pub fn outdated(text: &str) -> Vec<String> {
 
 /// `text` with today's keys, comments and order kept; as it is if it is no TOML.
 pub(super) fn current(text: &str) -> String {
-    let Ok(mut document) = text.parse::<DocumentMut>() else { return text.to_owned() };
-    upgrade(document.as_table_mut());
-    document.to_string()
+    changed(text, |root| drop(upgrade(root)))
 }
 
 /// One `[[port]]` with today's keys; a text that is no TOML stays as it is.
 #[must_use]
 pub fn current_port(text: &str) -> String {
+    changed(text, |port| drop(upgrade_table("port", port)))
+}
+
+/// `text` after `change`; as it is if it is no TOML.
+fn changed(text: &str, change: impl FnOnce(&mut Table)) -> String {
     let Ok(mut document) = text.parse::<DocumentMut>() else { return text.to_owned() };
-    upgrade_table("port", document.as_table_mut());
+    change(document.as_table_mut());
     document.to_string()
 }
 
@@ -86,7 +89,7 @@ pub(super) fn upgrade(root: &mut Table) -> Vec<Old> {
                 match all.iter_mut().find(|old| (&old.before, &old.now) == (&before, &now)) {
                     Some(old) => old.count += 1,
                     None => all.push(Old {
-                        table: if kind == "port" { "port" } else { "tenant" },
+                        table: kind,
                         before,
                         now,
                         count: 1,
@@ -152,9 +155,11 @@ fn group(table: &mut Table) -> Option<(String, String)> {
         inner.insert_formatted(&key, item);
     }
     let mut inner = Some(inner);
-    rebuild(table, |key, item| match () {
-        () if !is_moved(&key) => Some((key, item)),
-        () => inner.take().map(|inner| (Key::new(kind), Item::Table(inner))),
+    rebuild(table, |key, item| {
+        if is_moved(&key) {
+            return inner.take().map(|inner| (Key::new(kind), Item::Table(inner)));
+        }
+        Some((key, item))
     });
     Some(told)
 }

@@ -338,7 +338,9 @@ impl Checked {
     /// # Errors
     /// All mistakes of the file that is read first and has any.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
-        let config = config::load(path)?;
+        let text = config::read_file(path)?;
+        let file = path.display().to_string();
+        let config = config::parse_on(&text, &file, &config::Machine::here())?;
         let dir = path.parent().unwrap_or(Path::new(""));
         let model = match &config.model.file {
             Some(file) => Some(Arc::new(config::load_model(&dir.join(file))?)),
@@ -353,8 +355,8 @@ impl Checked {
         }
         .plan();
         warn::missing_here(&config, &mut plan);
-        for text in config::outdated(&config::read_file(path)?) {
-            plan.warn([], text);
+        for outdated in config::outdated(&text) {
+            plan.warn([], outdated);
         }
         Ok(Self { config, model, plan })
     }

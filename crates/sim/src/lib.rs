@@ -7,12 +7,14 @@
 //!
 //! # Approach
 //!
-//! [`World`] owns a [`penstock_dataplane::worker::Worker`] on a virtual cycle counter. Sources and
-//! sinks act at their own times. The cost of a stage comes from a [`CostTable`] that is fixed
-//! before the run and never depends on the outcome. All random numbers come from one seed.
+//! The workers of the data path run on virtual cycle counters. [`World`] surrounds them with VMs
+//! that send and receive frames in memory, [`testbed::Testbed`] with VMs and an uplink that hold
+//! no frames. The cost of a stage comes from [`Costs`], which are fixed before the run and never
+//! depend on the outcome. All random numbers come from one seed.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
 
+mod cores;
 mod cost;
 mod events;
 pub mod fabric;
@@ -23,10 +25,11 @@ pub mod testbed;
 pub mod vcpu;
 mod world;
 
-pub use cost::{CostTable, SimCounter, StageCost};
+pub use cores::WorldConfig;
+pub use cost::{Costs, NOT_CHARGED, SimCounter, StageCost};
 pub use events::EventQueue;
 pub use frames::udp_frame;
 pub use penstock_units::Rng;
 pub use sink::{SinkSpec, SinkStats};
 pub use source::{SourceSpec, SourceStats};
-pub use world::{PortHandle, World, WorldConfig, WorldError};
+pub use world::{PortHandle, World, WorldError};

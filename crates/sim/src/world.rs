@@ -1,60 +1,29 @@
 //! A switch, its VMs and their traffic on one virtual clock.
 //!
-//! Each worker has a core with its own counter. The core that is furthest behind runs the next
-//! turn. What a core hands to another therefore arrives at the time when it was done, to within one
-//! turn.
+//! Frames are real bytes in memory queues. Sources and sinks are events. For figures of tens of
+//! seconds, [`crate::testbed`] is faster.
 
 use std::sync::Arc;
 
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::classify::{Domain, PortPolicy};
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
-use penstock_dataplane::schedule::{PortQos, Readiness, ScheduleKind, Unit};
-use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::worker::{Arrival, Mesh, QUEUES_MAX, Turn, Worker, WorkerConfig, bell_of};
-use penstock_units::{
-    Cycles, CyclesPerSecond, MacAddr, Nanos, PortId, QueueId, TscRate, Vid, WorkerId,
-};
+use penstock_dataplane::schedule::{PortQos, Unit};
+use penstock_dataplane::tsc::CycleCounter as _;
+use penstock_dataplane::worker::{Turn, bell_of};
+use penstock_units::{Cycles, MacAddr, Nanos, PortId, QueueId, Rng, TscRate, Vid};
 
-use crate::cost::{CostTable, SimCounter};
+use crate::cores::{Cores, WorldConfig};
+use crate::cost::Costs;
 use crate::events::EventQueue;
 use crate::frames::udp_frame;
 use crate::sink::{SinkSpec, SinkStats};
 use crate::source::{SourceSpec, SourceStats};
-use penstock_units::Rng;
 
 /// Number of a VM in the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortHandle(u16);
-
-/// Configuration of a world's workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WorldConfig {
-    /// Number of workers, at least one.
-    pub workers: u16,
-    /// Schedule of the workers.
-    pub schedule: ScheduleKind,
-    /// How `hbs` treats VMs without frames.
-    pub readiness: Readiness,
-    /// Time between two refills of the cycle buckets.
-    pub refill: Nanos,
-    /// Cycles per second that each worker may spend on VMs with a bucket; `None` for the whole
-    /// core.
-    pub capacity: Option<CyclesPerSecond>,
-}
-
-impl Default for WorldConfig {
-    fn default() -> Self {
-        Self {
-            workers: 1,
-            schedule: ScheduleKind::RoundRobin,
-            readiness: Readiness::Pending,
-            refill: Nanos::from_micros(50),
-            capacity: None,
-        }
-    }
-}
 
 /// Why the world cannot be built.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,33 +51,14 @@ struct Vm {
     last_sequence: Vec<u64>,
 }
 
-/// A worker on its core.
-#[derive(Debug)]
-struct Core {
-    worker: Worker<SimCounter>,
-    counter: SimCounter,
-    /// The last turn found nothing, and nothing has happened since.
-    idle: bool,
-}
-
-impl Core {
-    /// Advances to `to` without any event.
-    fn jump(&mut self, to: Cycles) {
-        self.counter.advance_to(to);
-        self.worker.rested();
-    }
-}
-
 /// A switch, its VMs and their traffic.
 #[derive(Debug)]
 pub struct World {
-    cores: Vec<Core>,
-    rate: TscRate,
+    cores: Cores,
     events: EventQueue<Event>,
     vms: Vec<Vm>,
     policies: Vec<Option<Arc<PortPolicy>>>,
     domains: Vec<Domain>,
-    generation: u64,
     seed: Rng,
     max_ports: usize,
 }
@@ -116,7 +66,7 @@ pub struct World {
 impl World {
     /// A world with one core of `rate` cycles per second, for up to `max_ports` ports.
     #[must_use]
-    pub fn new(rate: TscRate, costs: CostTable, max_ports: usize, seed: u64) -> Self {
+    pub fn new(rate: TscRate, costs: Costs, max_ports: usize, seed: u64) -> Self {
         Self::with_workers(1, rate, costs, max_ports, seed)
     }
 
@@ -125,7 +75,7 @@ impl World {
     pub fn with_workers(
         workers: u16,
         rate: TscRate,
-        costs: CostTable,
+        costs: Costs,
         max_ports: usize,
         seed: u64,
     ) -> Self {
@@ -143,39 +93,16 @@ impl World {
     pub fn with_config(
         config: &WorldConfig,
         rate: TscRate,
-        costs: CostTable,
+        costs: Costs,
         max_ports: usize,
         seed: u64,
     ) -> Self {
-        let workers = config.workers;
-        let config = |id| WorkerConfig {
-            schedule: config.schedule,
-            readiness: config.readiness,
-            refill: config.refill,
-            capacity: config.capacity,
-            id,
-            core: None,
-            idle_backoff: Nanos::ZERO,
-            idle_turns: 4096,
-            fdb_entries: 8192,
-            seed,
-            tsc: rate,
-            max_ports,
-        };
-        let core = |(id, peers)| {
-            let counter = SimCounter::new(costs);
-            let worker = Worker::new(&config(WorkerId(id)), counter.clone(), None);
-            Core { worker: worker.with_peers(peers), counter, idle: false }
-        };
-        let mesh = Mesh::new(workers.max(1), max_ports);
         Self {
-            cores: (0..).zip(mesh.peers).map(core).collect(),
-            rate,
+            cores: Cores::new(config, rate, costs, max_ports, seed),
             events: EventQueue::new(),
             vms: Vec::new(),
             policies: Vec::new(),
             domains: Vec::new(),
-            generation: 0,
             seed: Rng::new(seed),
             max_ports,
         }
@@ -201,23 +128,12 @@ impl World {
     ) -> Result<PortHandle, WorldError> {
         let id = u16::try_from(self.vms.len()).unwrap_or(u16::MAX);
         let (queue, driver) = memory_queue(ring, OffloadCaps::ALL);
-        let counters = PortCounterSets::new(self.cores.len());
-        let port = PortId(id);
-        let home = usize::from(id) % self.cores.len();
-        driver.connect_bell(
-            self.cores[home].worker.doorbell(),
-            bell_of(Unit { port, queue: QueueId(0) }),
-        );
-        let full = WorldError::TooManyPorts(self.vms.len() + 1, self.max_ports);
-        for (core, id) in self.cores.iter_mut().zip(0..) {
-            let (room, set) = (Vec::with_capacity(QUEUES_MAX), counters.of(WorkerId(id)));
-            if core.worker.join(port, room, Arc::clone(set)).is_err() {
-                return Err(full);
-            }
-        }
-        let arrival = Arrival { port, queue: QueueId(0), of: 1, pair: Box::new(queue) };
-        if self.cores[home].worker.adopt(arrival).is_err() {
-            return Err(full);
+        let counters = PortCounterSets::new(self.cores.all.len());
+        let unit = Unit { port: PortId(id), queue: QueueId(0) };
+        let home = usize::from(id) % self.cores.all.len();
+        driver.connect_bell(self.cores.all[home].worker.doorbell(), bell_of(unit));
+        if !self.cores.attach(unit, 1, home, Box::new(queue), &counters) {
+            return Err(WorldError::TooManyPorts(self.vms.len() + 1, self.max_ports));
         }
         let domain = self.domains.iter().position(|d| d.tenant == Some(tenant));
         let domain = domain.unwrap_or_else(|| {
@@ -254,7 +170,7 @@ impl World {
         let mac = self.vms[usize::from(vm.0)].mac;
         let frame = udp_frame(mac, Self::mac_of(u16::MAX), 60, 0, 0);
         self.vms[usize::from(vm.0)].driver.send(MemoryFrame::plain(frame));
-        self.cores.iter_mut().for_each(|core| core.idle = false);
+        self.cores.stir();
     }
 
     /// Sets what a VM bought.
@@ -277,29 +193,17 @@ impl World {
     /// Tokens of a VM, summed over all workers.
     #[must_use]
     pub fn tokens(&self, vm: PortHandle) -> i64 {
-        self.cores.iter().map(|core| core.worker.tokens(PortId(vm.0))).sum()
+        self.cores.tokens(PortId(vm.0))
     }
 
     fn swap(&mut self) {
-        self.generation += 1;
-        let (policies, domains) = (self.policies.clone(), self.domains.clone());
-        let snapshot = Snapshot::new(self.generation, policies, domains, Vec::new(), 300);
-        let snapshot = Arc::new(snapshot);
-        for core in &mut self.cores {
-            drop(core.worker.swap_snapshot(Arc::clone(&snapshot)));
-        }
+        self.cores.swap(self.policies.clone(), self.domains.clone(), 300);
     }
 
     /// The current time on the core that is furthest behind.
     #[must_use]
     pub fn now(&self) -> Nanos {
-        self.rate.to_nanos(self.cores[self.behind()].counter.now())
-    }
-
-    /// Index of the core that runs next; the first of equal ones.
-    fn behind(&self) -> usize {
-        let cores = self.cores.iter().enumerate();
-        cores.min_by_key(|(_, core)| core.counter.now()).map_or(0, |(at, _)| at)
+        self.cores.now()
     }
 
     /// Runs the world until `end`.
@@ -308,19 +212,19 @@ impl World {
             let now = self.now();
             while let Some((at, event)) = self.events.pop_due(now) {
                 self.act(at, event);
-                self.cores.iter_mut().for_each(|core| core.idle = false);
+                self.cores.stir();
             }
             if now >= end {
                 return;
             }
-            let at = self.behind();
-            let turn = self.cores[at].worker.turn();
+            let at = self.cores.behind();
+            let turn = self.cores.all[at].worker.turn();
             self.drain_fast_sinks();
             if turn == Turn::Idle {
-                self.cores[at].idle = true;
+                self.cores.all[at].idle = true;
                 self.skip_idle(at, end);
             } else {
-                self.cores.iter_mut().for_each(|core| core.idle = false);
+                self.cores.stir();
             }
         }
     }
@@ -328,20 +232,21 @@ impl World {
     /// Core `at` found nothing: skips the time in which it would keep finding nothing.
     fn skip_idle(&mut self, at: usize, end: Nanos) {
         // A busy core may hand something over at any moment, so do not go beyond it.
-        let busy = self.cores.iter().filter(|core| !core.idle).map(|core| core.counter.now()).min();
+        let cores = &mut self.cores.all;
+        let busy = cores.iter().filter(|core| !core.idle).map(|core| core.counter.now()).min();
         if let Some(busy) = busy {
-            self.cores[at].jump(Cycles(busy.0 + 1));
+            cores[at].jump(Cycles(busy.0 + 1));
             return;
         }
         // Nothing changes before the next event: jump there, or to the end.
         let next = self.events.next_at().unwrap_or(end).min(end);
         // Rounding of the counter must not leave the time a nanosecond short.
-        let cycles = self.rate.to_cycles(next).0;
-        let to = Cycles(cycles.saturating_add(self.rate.hz() / 1_000_000_000 + 1));
+        let rate = self.cores.rate;
+        let to = Cycles(rate.to_cycles(next).0.saturating_add(rate.hz() / 1_000_000_000 + 1));
         // A refill may allow a port to continue.
-        let refill = self.cores.iter().filter_map(|core| core.worker.next_due()).min();
+        let refill = cores.iter().filter_map(|core| core.worker.next_due()).min();
         let to = refill.map_or(to, |refill| refill.min(to));
-        self.cores.iter_mut().for_each(|core| core.jump(to));
+        cores.iter_mut().for_each(|core| core.jump(to));
     }
 
     fn act(&mut self, at: Nanos, event: Event) {
@@ -431,7 +336,7 @@ impl World {
     #[must_use]
     pub fn worker(&self) -> WorkerReading {
         let mut sum = WorkerReading::default();
-        self.cores.iter().for_each(|core| sum.merge(&core.worker.counters().read()));
+        self.cores.all.iter().for_each(|core| sum.merge(&core.worker.counters().read()));
         sum
     }
 }

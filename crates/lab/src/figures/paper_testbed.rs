@@ -40,7 +40,8 @@ use penstock_qos::latency_bound::{Batches, Bound, Core, Member, Surplus, of_clas
 use penstock_qos::learner::{LearnConfig, Learner, Observation, Terms};
 use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_sim::Rng;
-use penstock_sim::testbed::{Link, NOT_CHARGED, Setup, Testbed, Timed, TrueCosts, VmId, VmReading};
+use penstock_sim::testbed::{Link, Setup, Testbed, Timed, VmId, VmReading};
+use penstock_sim::{Costs, NOT_CHARGED, StageCost};
 use penstock_units::{
     BitsPerSecond, Cycles, CyclesPerSecond, Nanos, PacketsPerSecond, PortId, Priority, TscRate,
     Weight,
@@ -290,12 +291,19 @@ impl<'a> Scenario<'a> {
             core: TscRate::from_hz(paper::HZ),
             capacity: None,
             workers: self.cores,
-            costs: TrueCosts {
-                ingress_frame: paper::INGRESS_FRAME,
-                ingress_byte: paper::INGRESS_BYTE,
-                hit: paper::CLASSIFICATION_SINGLE,
+            costs: Costs {
+                ingress: StageCost {
+                    batch: 0.0,
+                    frame: paper::INGRESS_FRAME,
+                    byte: paper::INGRESS_BYTE,
+                },
+                classification: StageCost {
+                    batch: 0.0,
+                    frame: paper::CLASSIFICATION_SINGLE,
+                    byte: 0.0,
+                },
                 miss: self.many_flows,
-                egress_frame: paper::EGRESS_FRAME,
+                egress: StageCost { batch: 0.0, frame: paper::EGRESS_FRAME, byte: 0.0 },
                 factor: self.true_factor(),
                 noise: BATCH_NOISE,
                 idle: Cycles(200),

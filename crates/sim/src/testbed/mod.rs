@@ -14,17 +14,15 @@
 //!   is stored and no event is posted per frame.
 //! - The uplink is a link of a given rate behind a finite ring.
 //! - The second server and the clients are modelled.
-//! - Costs ([`TrueCosts`]) are fixed before the run, and no cost model sees them.
+//! - Costs ([`Costs`]) are fixed before the run, and no cost model sees them.
 //!
 //! All random numbers come from one seed. The same seed gives the same results.
 //!
 //! # Time
 //!
-//! The cycles of a stage pass at its end, so a delivered frame leaves at the start of egress. The
-//! core that is furthest behind runs the next turn. One worker serves a VM and the frames that
-//! arrive for it.
+//! The cycles of a stage pass at its end, so a delivered frame leaves at the start of egress. One
+//! worker serves a VM and the frames that arrive for it.
 
-mod cost;
 mod frame;
 mod nic;
 mod traffic;
@@ -33,25 +31,23 @@ mod vm;
 use std::sync::{Arc, Mutex};
 
 use penstock_dataplane::classify::{
-    Actions, Domain, IpMatch, Match, PortPolicy, Rule, RuleTable, RuleTables, SlowPathLimit,
-    Snapshot, Then,
+    Actions, Domain, IpMatch, Match, PortPolicy, Rule, RuleTable, RuleTables, SlowPathLimit, Then,
 };
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::police::Limits;
-use penstock_dataplane::port::PortQueue;
-use penstock_dataplane::schedule::{PortQos, Readiness, ScheduleKind};
-use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::worker::{Arrival, Ledger, Mesh, QUEUES_MAX, Turn, Worker, WorkerConfig};
-use penstock_units::{CyclesPerSecond, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
+use penstock_dataplane::schedule::{PortQos, Readiness, ScheduleKind, Unit};
+use penstock_dataplane::tsc::CycleCounter as _;
+use penstock_dataplane::worker::{Ledger, Turn};
+use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, QueueId, Rng, TscRate, Vid};
 
-pub use cost::{NOT_CHARGED, TrueCosts};
+use crate::cores::{Cores, WorldConfig};
+use crate::cost::Costs;
+
 pub use nic::{Carried, Link};
 pub use traffic::{Flows, Pace, Probe, Requests, Traffic};
 
-use cost::BatchCounter;
 use frame::Mark;
 use nic::{Nic, NicPort};
-use penstock_units::Rng;
 use vm::{SMALL, Vm, VmPort, lock};
 
 /// Port number of the uplink.
@@ -68,7 +64,7 @@ pub struct Setup {
     /// Number of I/O cores, with a worker each.
     pub workers: u16,
     /// Cost of frames.
-    pub costs: TrueCosts,
+    pub costs: Costs,
     pub link: Link,
     /// Purchase and class of the uplink's port.
     pub uplink: PortQos,
@@ -115,26 +111,18 @@ pub struct Timed {
     pub took: Nanos,
 }
 
-#[derive(Debug)]
-struct Core {
-    worker: Worker<BatchCounter>,
-    counter: BatchCounter,
-    vms: Vec<usize>,
-    idle: bool,
-}
-
 /// A simulated testbed.
 #[derive(Debug)]
 pub struct Testbed {
-    core: TscRate,
-    cores: Vec<Core>,
+    cores: Cores,
     vms: Vec<Arc<Mutex<Vm>>>,
+    /// By core: numbers of its VMs.
+    homes: Vec<Vec<usize>>,
     counters: Vec<PortCounterSets>,
     uplink: PortCounterSets,
     nic: Arc<Mutex<Nic>>,
     policies: Vec<Option<Arc<PortPolicy>>>,
     rules: RuleTables,
-    generation: u64,
     seed: Rng,
     max: usize,
 }
@@ -145,47 +133,35 @@ impl Testbed {
     pub fn new(setup: &Setup) -> Self {
         let seed = Rng::new(setup.seed);
         let ports = setup.vms + 1;
-        let mesh = Mesh::new(setup.workers.max(1), ports);
-        let cores: Vec<Core> = (0..)
-            .zip(mesh.peers)
-            .map(|(id, peers)| {
-                let counter = BatchCounter::new(setup.costs, seed.fork(0x1000 + u64::from(id)));
-                let config = WorkerConfig {
-                    id: WorkerId(id),
-                    schedule: setup.schedule,
-                    readiness: setup.readiness,
-                    refill: setup.refill,
-                    capacity: setup.capacity,
-                    fdb_entries: 1024,
-                    seed: setup.seed,
-                    tsc: setup.core,
-                    max_ports: ports,
-                    ..WorkerConfig::default()
-                };
-                let worker = Worker::new(&config, counter.clone(), None).with_peers(peers);
-                Core { worker, counter, vms: Vec::new(), idle: false }
-            })
-            .collect();
-        let nic = Nic::new(setup.core, setup.link, cores.len(), seed.fork(0x2000));
+        let config = WorldConfig {
+            workers: setup.workers,
+            schedule: setup.schedule,
+            readiness: setup.readiness,
+            refill: setup.refill,
+            capacity: setup.capacity,
+        };
+        let cores = Cores::new(&config, setup.core, setup.costs, ports, setup.seed);
+        let workers = cores.all.len();
+        let nic = Nic::new(setup.core, setup.link, workers, seed.fork(0x2000));
         let mut bed = Self {
-            core: setup.core,
-            uplink: PortCounterSets::new(cores.len()),
+            uplink: PortCounterSets::new(workers),
             cores,
             vms: Vec::new(),
+            homes: vec![Vec::new(); workers],
             counters: Vec::new(),
             nic: Arc::new(Mutex::new(nic)),
             policies: Vec::new(),
             rules: five_tuple(),
-            generation: 0,
             seed,
             max: ports,
         };
         let counters = bed.uplink.clone();
-        for worker in 0..bed.cores.len() {
-            let counter = bed.cores[worker].counter.clone();
-            let pair = NicPort { nic: Arc::clone(&bed.nic), worker, counter };
-            let pair: Box<dyn PortQueue> = Box::new(pair);
-            bed.attach(PortId(UPLINK), worker, worker, bed.cores.len(), pair, &counters);
+        for (worker, queue) in (0..workers).zip(0..) {
+            let counter = bed.cores.all[worker].counter.clone();
+            let pair = Box::new(NicPort { nic: Arc::clone(&bed.nic), worker, counter });
+            let unit = Unit { port: PortId(UPLINK), queue: QueueId(queue) };
+            let attached = bed.cores.attach(unit, workers, worker, pair, &counters);
+            debug_assert!(attached, "the place is free");
         }
         bed.add_policy(setup.uplink);
         bed
@@ -197,44 +173,25 @@ impl Testbed {
     /// The testbed has no room for the VM, or no such worker.
     pub fn add_vm(&mut self, ring: usize, qos: PortQos, worker: usize) -> VmId {
         let number = self.vms.len();
-        assert!(number + 1 < self.max && worker < self.cores.len(), "VM {number} has no place");
+        assert!(number + 1 < self.max && worker < self.homes.len(), "VM {number} has no place");
         let id = VmId(u16::try_from(number).unwrap_or(u16::MAX));
         let port = id.port();
-        let mut vm = Vm::new(port.0, self.core, ring, self.seed.fork(u64::from(port.0)));
+        let mut vm = Vm::new(port.0, self.cores.rate, ring, self.seed.fork(u64::from(port.0)));
         // After the server's greeting, so that no later frame is flooded.
         vm.post(self.cycles(Nanos::from_micros(5)), SMALL, |_| Mark::Greeting);
         let vm = Arc::new(Mutex::new(vm));
-        let counter = self.cores[worker].counter.clone();
+        let counter = self.cores.all[worker].counter.clone();
         let pair = Box::new(VmPort { vm: Arc::clone(&vm), counter });
-        let counters = PortCounterSets::new(self.cores.len());
-        self.attach(port, 0, worker, 1, pair, &counters);
+        let counters = PortCounterSets::new(self.homes.len());
+        let attached =
+            self.cores.attach(Unit { port, queue: QueueId(0) }, 1, worker, pair, &counters);
+        debug_assert!(attached, "the place is free");
         lock(&self.nic).add_vm(port.0, worker);
-        self.cores[worker].vms.push(number);
+        self.homes[worker].push(number);
         self.vms.push(vm);
         self.counters.push(counters);
         self.add_policy(qos);
         id
-    }
-
-    fn attach(
-        &mut self,
-        port: PortId,
-        queue: usize,
-        worker: usize,
-        of: usize,
-        pair: Box<dyn PortQueue>,
-        counters: &PortCounterSets,
-    ) {
-        if queue == 0 {
-            for (core, id) in self.cores.iter_mut().zip(0..) {
-                let set = Arc::clone(counters.of(WorkerId(id)));
-                let joined = core.worker.join(port, Vec::with_capacity(QUEUES_MAX), set);
-                debug_assert!(joined.is_ok(), "the slot is free");
-            }
-        }
-        let queue = QueueId(u16::try_from(queue).unwrap_or(0));
-        let adopted = self.cores[worker].worker.adopt(Arrival { port, queue, of, pair });
-        debug_assert!(adopted.is_ok(), "the place is free");
     }
 
     fn add_policy(&mut self, qos: PortQos) {
@@ -280,16 +237,10 @@ impl Testbed {
     }
 
     fn swap(&mut self) {
-        self.generation += 1;
         let members = (0..u16::try_from(self.policies.len()).unwrap_or(u16::MAX)).collect();
         let domain = Domain { tenant: Some(TENANT), vid: 0, members, fdb_limit: 1024 };
-        let policies = self.policies.clone();
         // Addresses never age, because figures do not test learning.
-        let snapshot = Snapshot::new(self.generation, policies, vec![domain], Vec::new(), 0);
-        let snapshot = Arc::new(snapshot);
-        for core in &mut self.cores {
-            drop(core.worker.swap_snapshot(Arc::clone(&snapshot)));
-        }
+        self.cores.swap(self.policies.clone(), vec![domain], 0);
     }
 
     /// Makes a VM send `traffic` as its bulk from `from` on. Call it in the order of time.
@@ -308,7 +259,8 @@ impl Testbed {
     pub fn sample(&mut self, vm: VmId, (from, until): (Nanos, Nanos), per_second: u64) {
         let mut rng = self.seed.fork(0x3000 + u64::from(vm.0));
         let (from, until) = (self.cycles(from), self.cycles(until));
-        let count = u128::from(per_second) * u128::from(until - from) / u128::from(self.core.hz());
+        let count =
+            u128::from(per_second) * u128::from(until - from) / u128::from(self.cores.rate.hz());
         let mut shared = lock(&self.vms[usize::from(vm.0)]);
         for _ in 0..count {
             shared.post(from + rng.below(until - from), SMALL, Mark::Sample);
@@ -323,15 +275,18 @@ impl Testbed {
     }
 
     fn cycles(&self, time: Nanos) -> u64 {
-        self.core.to_cycles(time).0
+        self.cores.rate.to_cycles(time).0
     }
 
     /// Runs the testbed until `end`.
     pub fn run_until(&mut self, end: Nanos) {
         let end = self.cycles(end);
         loop {
-            let Some(at) = self.behind(end) else { return };
-            let core = &mut self.cores[at];
+            let at = self.cores.behind();
+            let core = &mut self.cores.all[at];
+            if core.counter.now().0 >= end {
+                return;
+            }
             let idle = core.worker.turn() == Turn::Idle;
             // A turn sees the time at which the last one ended, so only two idle turns in a row
             // have seen everything.
@@ -343,35 +298,24 @@ impl Testbed {
         }
     }
 
-    /// Index of the core that is furthest behind, if one is before `end`.
-    fn behind(&self, end: u64) -> Option<usize> {
-        let now = |core: &Core| core.counter.now().0;
-        let at = match &self.cores[..] {
-            [_] => 0,
-            cores => (0..cores.len()).min_by_key(|at| now(&cores[*at]))?,
-        };
-        (now(&self.cores[at]) < end).then_some(at)
-    }
-
     /// Skips the time in which an idle core would keep finding nothing.
     fn skip(&mut self, at: usize, end: u64) {
-        let core = &self.cores[at];
+        let core = &self.cores.all[at];
         let now = core.counter.now().0;
         let mut next = lock(&self.nic).next_at(at).min(end);
         // Frames that wait now wait for cycles, or came after the last look.
         let refill = core.worker.next_due().map_or(now, |refill| refill.0);
-        for vm in &core.vms {
+        for vm in &self.homes[at] {
             let mut vm = lock(&self.vms[*vm]);
             next = next.min(if vm.waits(now) { refill } else { vm.next_at() });
         }
-        core.counter.advance_to(next);
+        core.counter.advance_to(Cycles(next));
     }
 
     /// The current time on the core that is furthest behind.
     #[must_use]
     pub fn now(&self) -> Nanos {
-        let now = self.cores.iter().map(|core| core.counter.now()).min();
-        now.map_or(Nanos::ZERO, |now| self.core.to_nanos(now))
+        self.cores.now()
     }
 
     /// Counters of a VM.
@@ -392,23 +336,23 @@ impl Testbed {
 
     #[must_use]
     pub fn worker(&self, worker: usize) -> WorkerReading {
-        self.cores[worker].worker.counters().read()
+        self.cores.all[worker].worker.counters().read()
     }
 
     /// Account of a worker's cycles.
     #[must_use]
     pub fn ledger(&self, worker: usize) -> Ledger {
-        self.cores[worker].worker.ledger()
+        self.cores.all[worker].worker.ledger()
     }
 
     /// Tokens of a VM, summed over all workers.
     #[must_use]
     pub fn tokens(&self, vm: VmId) -> i64 {
-        self.cores.iter().map(|core| core.worker.tokens(vm.port())).sum()
+        self.cores.tokens(vm.port())
     }
 
     fn timed(&self, all: &[(u64, u64)]) -> Vec<Timed> {
-        let at = |at: u64| self.core.to_nanos(penstock_units::Cycles(at));
+        let at = |at: u64| self.cores.rate.to_nanos(Cycles(at));
         all.iter().map(|&(from, took)| Timed { at: at(from), took: Nanos(took) }).collect()
     }
 

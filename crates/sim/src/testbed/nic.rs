@@ -10,10 +10,10 @@ use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_units::{BitsPerSecond, Cycles, Nanos, TscRate};
 
-use super::cost::BatchCounter;
 use super::frame::{Mark, Writer, read};
 use super::traffic::Requests;
 use super::vm::{SMALL, around, lock};
+use crate::cost::SimCounter;
 use penstock_units::Rng;
 
 /// Bytes that Ethernet adds to a frame on the wire: FCS, preamble, start delimiter and gap.
@@ -212,7 +212,7 @@ impl Nic {
 pub(super) struct NicPort {
     pub(super) nic: Arc<Mutex<Nic>>,
     pub(super) worker: usize,
-    pub(super) counter: BatchCounter,
+    pub(super) counter: SimCounter,
 }
 
 impl PortQueue for NicPort {

@@ -15,9 +15,9 @@ use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_units::{Cycles, Nanos, TscRate};
 
-use super::cost::BatchCounter;
 use super::frame::{Mark, Writer, read};
 use super::traffic::{Flows, Pace, Probe, Requests, Traffic};
+use crate::cost::SimCounter;
 use penstock_units::Rng;
 
 /// Bytes of a probe, sample or request frame, with FCS.
@@ -282,7 +282,7 @@ pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(super) struct VmPort {
     pub(super) vm: Arc<Mutex<Vm>>,
-    pub(super) counter: BatchCounter,
+    pub(super) counter: SimCounter,
 }
 
 impl PortQueue for VmPort {

@@ -1,17 +1,18 @@
 //! Cycle buckets and the batch scheduler in the production worker: each VM gets what it bought.
 
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, Readiness, ScheduleKind};
-use penstock_sim::{CostTable, PortHandle, SinkSpec, SourceSpec, StageCost, World, WorldConfig};
+use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, StageCost, World, WorldConfig};
 use penstock_units::{CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 
 const HZ: u64 = 2_200_000_000;
 
 /// Similar to the paper's switch: about 1,300 cycles for a small frame.
-const COSTS: CostTable = CostTable {
-    ingress: StageCost { batch: 1_000, frame: 400, kilobyte: 200 },
-    classification: StageCost { batch: 200, frame: 300, kilobyte: 0 },
-    egress: StageCost { batch: 1_500, frame: 500, kilobyte: 1_500 },
-    ..CostTable::EXAMPLE
+const COSTS: Costs = Costs {
+    ingress: StageCost { batch: 1_000.0, frame: 400.0, byte: 0.2 },
+    classification: StageCost { batch: 200.0, frame: 300.0, byte: 0.0 },
+    miss: 300.0,
+    egress: StageCost { batch: 1_500.0, frame: 500.0, byte: 1.5 },
+    ..Costs::EXAMPLE
 };
 
 /// VMs that send to the last one.

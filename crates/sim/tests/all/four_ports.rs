@@ -3,7 +3,7 @@
 
 use penstock_dataplane::counters::PortReading;
 use penstock_dataplane::drop::DropReason;
-use penstock_sim::{CostTable, PortHandle, SinkSpec, SinkStats, SourceSpec, SourceStats, World};
+use penstock_sim::{Costs, PortHandle, SinkSpec, SinkStats, SourceSpec, SourceStats, World};
 use penstock_units::{Nanos, TscRate};
 
 const END: Nanos = Nanos::from_millis(50);
@@ -17,7 +17,7 @@ struct Outcome {
 /// VMs 0, 1 and 2 send to VM 3, which sends to VM 0. VM 3 receives 2 M frames/s, and VM 1's wire
 /// loses 1 %.
 fn run(seed: u64, rates: [u64; 4]) -> Outcome {
-    let mut world = World::new(TscRate::from_hz(2_000_000_000), CostTable::EXAMPLE, 8, seed);
+    let mut world = World::new(TscRate::from_hz(2_000_000_000), Costs::EXAMPLE, 8, seed);
     let slow = SinkSpec { frames_per_second: Some(2_000_000) };
     let sinks = [SinkSpec::default(), SinkSpec::default(), SinkSpec::default(), slow];
     let vms: Vec<PortHandle> =
@@ -100,7 +100,7 @@ fn a_seed_replays_exactly_and_another_does_not() {
 
 /// Twenty VMs that send every 10 ms, one after the other.
 fn with_pauses(seed: u64) -> (Vec<PortReading>, u64, u64) {
-    let mut world = World::new(TscRate::from_hz(2_000_000_000), CostTable::EXAMPLE, 20, seed);
+    let mut world = World::new(TscRate::from_hz(2_000_000_000), Costs::EXAMPLE, 20, seed);
     let vms: Vec<PortHandle> =
         (0..20).map(|_| world.add_vm(1, 256, SinkSpec::default()).expect("attaches")).collect();
     for from in 0..20_u16 {
@@ -132,7 +132,7 @@ fn a_resting_queue_pair_is_woken_by_its_bell_and_loses_nothing() {
 /// Six VMs on `workers` workers. Each sends to the next one, which is on another worker.
 fn ring_of_six(workers: u16, seed: u64) -> (Vec<(SourceStats, SinkStats, PortReading)>, u64) {
     let rate = TscRate::from_hz(2_000_000_000);
-    let mut world = World::with_workers(workers, rate, CostTable::EXAMPLE, 6, seed);
+    let mut world = World::with_workers(workers, rate, Costs::EXAMPLE, 6, seed);
     let vms: Vec<PortHandle> =
         (0..6).map(|_| world.add_vm(1, 256, SinkSpec::default()).expect("attaches")).collect();
     for (from, &vm) in (0..6_u16).zip(&vms) {

@@ -7,7 +7,7 @@ use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_qos::fair_share::{Bound, Excess};
 use penstock_qos::policing::{Meter, Policing, Sharing, Terms};
-use penstock_sim::{CostTable, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
+use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, Nanos, TscRate};
 
 const END: Nanos = Nanos::from_millis(50);
@@ -19,7 +19,7 @@ const FLOWS: [(u16, u16, usize); 3] = [(1, 0, 300), (2, 1, 500), (0, 2, 900)];
 fn world(workers: u16, queued: bool) -> (World, [PortHandle; 3]) {
     let config = WorldConfig { workers, ..WorldConfig::default() };
     let rate = TscRate::from_hz(2_000_000_000);
-    let mut world = World::with_config(&config, rate, CostTable::EXAMPLE, 64, 7);
+    let mut world = World::with_config(&config, rate, Costs::EXAMPLE, 64, 7);
     let ports = [0, 1, 2].map(|_| world.add_vm(1, 1_024, SinkSpec::default()).expect("possible"));
     for (tenant, port) in (0..).zip(&ports[1..]) {
         world.set_policy(*port, |policy| policy.tenant = Some(tenant));

@@ -6,7 +6,7 @@ use penstock_dataplane::queue::{
 };
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
 use penstock_qos::fair_share::{Bound, Excess};
-use penstock_sim::{CostTable, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
+use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 
 const RATE: u64 = 2_000_000_000;
@@ -30,7 +30,7 @@ fn shaped(rate: u64, kind: ShaperKind) -> QueueTerms {
 }
 
 fn world(config: &WorldConfig) -> World {
-    World::with_config(config, TscRate::from_hz(RATE), CostTable::EXAMPLE, 64, 7)
+    World::with_config(config, TscRate::from_hz(RATE), Costs::EXAMPLE, 64, 7)
 }
 
 fn to_vm0(size: usize, frames_per_second: u64, from: Nanos, until: Nanos) -> SourceSpec {
@@ -145,7 +145,7 @@ fn shares_hold(tenants: u16, link: u64) {
     let config = WorldConfig::default();
     let ports = 2 * usize::from(tenants) + 1;
     let hz = TscRate::from_hz(RATE);
-    let mut world = World::with_config(&config, hz, CostTable::EXAMPLE, ports, 7);
+    let mut world = World::with_config(&config, hz, Costs::EXAMPLE, ports, 7);
     let up = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
     // Some tens for each VM.
     let frames = 40 * u32::from(tenants).max(100);

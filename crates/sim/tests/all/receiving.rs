@@ -6,12 +6,12 @@ use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_qos::fair_share::{Bound, Excess};
 use penstock_qos::policing::{Meter, Policing, Sharing, Terms};
-use penstock_sim::{CostTable, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
+use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond, TscRate};
 
 fn world(workers: u16) -> World {
     let config = WorldConfig { workers, ..WorldConfig::default() };
-    World::with_config(&config, TscRate::from_hz(2_000_000_000), CostTable::EXAMPLE, 16, 7)
+    World::with_config(&config, TscRate::from_hz(2_000_000_000), Costs::EXAMPLE, 16, 7)
 }
 
 fn frames(rate: u64, depth: u32) -> Terms {

@@ -1,9 +1,8 @@
 //! The testbed: its throughput follows from its costs, and a seed replays to the last frame.
 
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, Readiness, ScheduleKind};
-use penstock_sim::testbed::{
-    Link, Probe, Requests, Setup, Testbed, Traffic, TrueCosts, VmId, VmReading,
-};
+use penstock_sim::testbed::{Link, Probe, Requests, Setup, Testbed, Traffic, VmId, VmReading};
+use penstock_sim::{Costs, StageCost};
 use penstock_units::{BitsPerSecond, Cycles, CyclesPerSecond, Nanos, TscRate};
 
 const CORE: TscRate = TscRate::from_hz(2_000_000_000);
@@ -13,12 +12,11 @@ fn setup(seed: u64) -> Setup {
         core: CORE,
         capacity: None,
         workers: 1,
-        costs: TrueCosts {
-            ingress_frame: 400.0,
-            ingress_byte: 0.5,
-            hit: 100.0,
+        costs: Costs {
+            ingress: StageCost { batch: 0.0, frame: 400.0, byte: 0.5 },
+            classification: StageCost { batch: 0.0, frame: 100.0, byte: 0.0 },
             miss: 400.0,
-            egress_frame: 100.0,
+            egress: StageCost { batch: 0.0, frame: 100.0, byte: 0.0 },
             factor: 1.0,
             noise: 0.05,
             idle: Cycles(200),
@@ -98,7 +96,7 @@ fn an_entitlement_bounds_a_strict_vm() {
     assert!(used.abs_diff(due) < due / 100, "{used} of {due}");
 }
 
-/// As [`penstock_sim::testbed::NOT_CHARGED`] says, a refill every 50 µs costs nothing.
+/// As [`penstock_sim::NOT_CHARGED`] says, a refill every 50 µs costs nothing.
 #[test]
 fn refills_take_no_cycles() {
     let mut bed = Testbed::new(&setup(1));

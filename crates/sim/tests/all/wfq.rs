@@ -6,7 +6,7 @@ use std::sync::Arc;
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::queue::{Classes, LaneReading, Order, Pacing, QueueHome, QueueTerms};
 use penstock_qos::fair_share::{Bound, Excess};
-use penstock_sim::{CostTable, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
+use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, Nanos, TscRate, Weight};
 
 const RATE: u64 = 2_000_000_000;
@@ -36,7 +36,7 @@ fn classes(map: &[(u8, u8)], weights: &[u64]) -> Arc<Classes> {
 }
 
 fn uplink(config: &WorldConfig, classes: Arc<Classes>, tenants: &[Tenant]) -> Uplink {
-    let mut world = World::with_config(config, TscRate::from_hz(RATE), CostTable::EXAMPLE, 64, 7);
+    let mut world = World::with_config(config, TscRate::from_hz(RATE), Costs::EXAMPLE, 64, 7);
     let up = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
     let terms = QueueTerms {
         order: Order::Wfq,

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`evidence`] | claims, records and pictures: below figures and live runs |
 //! | `jitter`, `qshare` | what simulated and live figures of two papers share |
+//! | `rig` | a switch under test with its load: for benchmarks and live runs |
 //! | `live` | live runs of the figures: switches by a plan, VMs in one loop, real programs |
 //! | [`microguest`] | virtual processors in ring 3 that note when they run |
 //! | [`mod@bench`] | benchmarks of our switch and of others, side by side |
@@ -25,3 +26,4 @@ mod live;
 pub mod microguest;
 pub mod penstock;
 mod qshare;
+mod rig;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::subject::Case;
-use super::through::Through;
+use crate::rig::switch::Case;
+use crate::rig::through::Through;
 use penstock_guest::bed::BedArgs;
 use penstock_guest::load::SizeMix;
 

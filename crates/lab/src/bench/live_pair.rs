@@ -2,10 +2,12 @@
 
 use serde_json::{Map, Value};
 
-use super::attached::{Attached, Link, Sample, to_f64};
-use super::ours::{Offloads, Penstock};
-use super::pair::{Pair, Window};
-use super::stats::Spread;
+use crate::rig::fleet::Fleet;
+use crate::rig::pair::{Link, PairWindow};
+use crate::rig::penstock::{Offloads, Penstock};
+use crate::rig::stats::Spread;
+use crate::rig::stats::to_f64;
+use crate::rig::{Rig, Sample};
 use penstock_guest::bed::guard::Guard;
 use penstock_guest::bed::{Bed, BedArgs};
 use penstock_guest::load::{Rate, SizeMix};
@@ -25,7 +27,7 @@ pub(crate) struct Stages {
 }
 
 impl Stages {
-    fn of(sample: &Sample<Window>) -> Self {
+    fn of(sample: &Sample<PairWindow>) -> Self {
         let note = |name: &str| {
             let note = sample.worker.notes.iter().find(|n| n.0 == name);
             note.map_or(f64::NAN, |n| n.1)
@@ -43,7 +45,7 @@ impl Stages {
 #[derive(Debug)]
 pub(crate) struct LivePair {
     bed: Bed,
-    switch: Attached,
+    switch: Rig,
 }
 
 impl LivePair {
@@ -51,7 +53,7 @@ impl LivePair {
     pub fn start(args: &BedArgs, guard: &Guard) -> anyhow::Result<Self> {
         let bed = Bed::new(args, guard.clone())?;
         let link = Link { ring_size: 256, packed: false, touch: true };
-        let switch = Attached::new(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?;
+        let switch = Rig::pair(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?;
         Ok(Self { bed, switch })
     }
 
@@ -71,16 +73,16 @@ impl LivePair {
         secs: f64,
         runs: u32,
     ) -> anyhow::Result<Stages> {
-        let send = |pair: &mut Pair, secs| {
-            pair.offer(sizes, flows, rate);
-            pair.run(secs)
+        let send = |fleet: &mut Fleet, secs| {
+            fleet.send(sizes, flows, rate);
+            fleet.run_and_settle(secs)
         };
         let mut all = Vec::new();
         for _ in 0..runs {
             let sample = self.switch.sample(
                 &self.bed,
-                |pair| send(pair, WARM_UP_SECS).map(drop),
-                |pair| send(pair, secs),
+                |fleet| send(fleet, WARM_UP_SECS).map(drop),
+                |fleet| send(fleet, secs),
             )?;
             anyhow::ensure!(sample.window.bad == 0, "{} frames came damaged", sample.window.bad);
             all.push(Stages::of(&sample));

@@ -16,14 +16,15 @@ use std::time::Duration;
 use anyhow::ensure;
 
 use super::args::{LossArgs, Sizes};
-use super::attached::{Attached, Link, to_f64};
 use super::mlr::{Search, Trial, search};
-use super::ours::Penstock;
-use super::ovs::{self, OvsDpdk};
-use super::pair::{Paced, Pair};
 use super::report::{Bar, Ratio, Report, Row};
-use super::stats::Spread;
-use super::subject::Case;
+use crate::rig::Rig;
+use crate::rig::ovs::{self, OvsDpdk};
+use crate::rig::pair::{Link, Paced};
+use crate::rig::penstock::Penstock;
+use crate::rig::stats::Spread;
+use crate::rig::stats::to_f64;
+use crate::rig::switch::Case;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
@@ -136,10 +137,9 @@ pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
     platform.insert("ring_size".into(), args.ring.into());
     platform.insert("interval_ms".into(), 10.into());
     let link = Link { ring_size: args.ring, packed: false, touch: true };
-    let mut switches =
-        vec![Attached::new(&bed, Penstock::start_through(&bed, args.through)?, &link)?];
+    let mut switches = vec![Rig::pair(&bed, Penstock::start_through(&bed, args.through)?, &link)?];
     if args.peer.is_some() {
-        switches.push(Attached::new(&bed, OvsDpdk::start_through(&bed, args.through)?, &link)?);
+        switches.push(Rig::pair(&bed, OvsDpdk::start_through(&bed, args.through)?, &link)?);
     }
     let mut report = Report { bench: "loss", platform, rows: Vec::new(), ratios: Vec::new() };
     for switch in &mut switches {
@@ -148,9 +148,9 @@ pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
     }
     for sizes in &args.sizes {
         for switch in &mut switches {
-            switch.subject.resume()?;
+            switch.switch.resume()?;
             one_switch(&bed, switch, sizes, args, &mut report)?;
-            switch.subject.pause()?;
+            switch.switch.pause()?;
         }
     }
     Ok(report)
@@ -159,21 +159,21 @@ pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
 /// Maximum, searches and soak of one switch.
 fn one_switch(
     bed: &Bed,
-    switch: &mut Attached,
+    switch: &mut Rig,
     sizes: &Sizes,
     args: &LossArgs,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let name = switch.subject.name();
+    let name = switch.switch.name();
     let row = |case: &str, metric: &'static str, value: f64| {
         let spread = Spread { median: value, min: value, max: value, runs: 1 };
         Row::new(case, sizes.to_json(), args.flows, name, metric, spread)
     };
-    let pair = &mut switch.pair;
+    let fleet = &mut switch.fleet;
     let max = bed.on_generator_core(|| {
-        pair.offer(&sizes.mix, args.flows, Rate::Max);
-        pair.run(MAX_SECS)?;
-        pair.run(MAX_SECS)
+        fleet.send(&sizes.mix, args.flows, Rate::Max);
+        fleet.run_and_settle(MAX_SECS)?;
+        fleet.run_and_settle(MAX_SECS)
     })?;
     ensure!(max.rx_frames > 0, "{name}: no frame arrived");
     let max = to_f64(max.rx_frames) / max.secs;
@@ -235,7 +235,7 @@ fn limit_ns(ring: u16, rate: f64) -> u64 {
 /// A trial, made again while what it lost may be the machine's fault.
 fn quiet_trial(
     bed: &Bed,
-    switch: &mut Attached,
+    switch: &mut Rig,
     rate: f64,
     secs: f64,
     goal: f64,
@@ -245,10 +245,10 @@ fn quiet_trial(
     let mut spent = 0.0;
     for _ in 0..AGAIN {
         spent += secs;
-        let before = switch.subject.worker_waited_ns();
-        let pair = &mut switch.pair;
-        let paced = bed.on_generator_core(|| pair.paced(rate, secs, Duration::MAX, |_| Ok(())))?;
-        let waited = switch.subject.worker_waited_ns() - before;
+        let before = switch.switch.waited_ns();
+        let fleet = &mut switch.fleet;
+        let paced = bed.on_generator_core(|| fleet.paced(rate, secs, Duration::MAX, |_| Ok(())))?;
+        let waited = switch.switch.waited_ns() - before;
         let trial = Trial { offered: paced.due, lost: paced.lost(), secs };
         if least.is_none_or(|least| trial.lost < least.lost) {
             least = Some(trial);
@@ -262,22 +262,16 @@ fn quiet_trial(
     Ok(Trial { secs: spent, ..least })
 }
 
-fn soak(
-    bed: &Bed,
-    switch: &mut Attached,
-    rate: f64,
-    secs: f64,
-    limit_ns: u64,
-) -> anyhow::Result<Soak> {
-    let Attached { pair, subject } = switch;
-    let (subject, name) = (&*subject, subject.name());
+fn soak(bed: &Bed, switch: &mut Rig, rate: f64, secs: f64, limit_ns: u64) -> anyhow::Result<Soak> {
+    let Rig { fleet, switch } = switch;
+    let name = switch.name();
     let marker = bed.on_generator_core(|| {
-        let mut marker = Marker::new(limit_ns, subject.worker_waited_ns());
+        let mut marker = Marker::new(limit_ns, switch.waited_ns());
         let began = penstock_guest::clock::now();
         let mut next_word = 0.0;
-        let last = Pair::paced(pair, rate, secs, INTERVAL, |now| {
+        let last = fleet.paced(rate, secs, INTERVAL, |now| {
             let at = began.elapsed().as_secs_f64();
-            marker.see(at, now, subject.worker_waited_ns());
+            marker.see(at, now, switch.waited_ns());
             if at >= next_word {
                 next_word += (secs / 20.0).max(1.0);
                 let soak = &marker.soak;
@@ -293,7 +287,7 @@ fn soak(
             Ok(())
         })?;
         // What was under way at the last look.
-        marker.see(secs, last, subject.worker_waited_ns());
+        marker.see(secs, last, switch.waited_ns());
         Ok(marker)
     })?;
     Ok(marker.finish())

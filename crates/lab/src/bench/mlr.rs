@@ -18,6 +18,8 @@
 //! **Departures.** A trial of the final length that fails is not weighed against those that
 //! passed: one failure is enough. Trials are not repeated to find a conditional throughput.
 
+use crate::rig::stats::to_f64;
+
 /// What a trial found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Trial {
@@ -31,7 +33,7 @@ pub(crate) struct Trial {
 
 impl Trial {
     fn ratio(self) -> f64 {
-        super::attached::to_f64(self.lost) / super::attached::to_f64(self.offered.max(1))
+        to_f64(self.lost) / to_f64(self.offered.max(1))
     }
 }
 

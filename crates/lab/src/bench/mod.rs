@@ -8,28 +8,18 @@
 //!
 //! | Module | What it is |
 //! |---|---|
-//! | `subject`, `ours`, `ovs` | a switch under test, Penstock, OVS-DPDK |
-//! | `through` | interfaces that frames leave and come back by |
-//! | `pair`, `attached` | the generator in windows; a switch with it, stopped in between |
 //! | `v2v`, `tcp`, `rr`, `loss` | the benchmarks |
 //! | `live_pair` | two VMs and the stages' cycles, for figures |
 //! | `mlr` | the search for the rates of `loss` |
-//! | `stats`, `report` | medians, ratios, bars; JSON and text |
+//! | `report` | rows, ratios and bars; JSON and text |
 
 mod args;
-mod attached;
 pub(crate) mod live_pair;
 mod loss;
 mod mlr;
-pub(crate) mod ours;
-pub(crate) mod ovs;
-mod pair;
 mod report;
 mod rr;
-pub(crate) mod stats;
-pub(crate) mod subject;
 mod tcp;
-mod through;
 mod v2v;
 
 use std::process::ExitCode;
@@ -37,11 +27,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use penstock_guest::bed::Guard;
 
+pub use crate::rig::switch::Case;
+pub use crate::rig::through::Through;
 pub(crate) use args::seconds;
 pub use args::{Benchmark, LossArgs, OnOff, OutputArgs, Peer, RrArgs, Sizes, TcpArgs, V2vArgs};
 pub use report::{Ratio, Report, Row};
-pub use subject::Case;
-pub use through::Through;
 
 /// Runs a benchmark to its end and prints what it found.
 ///

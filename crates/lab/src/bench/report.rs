@@ -10,7 +10,7 @@ use std::fmt::{self, Write as _};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::stats::Spread;
+use crate::rig::stats::Spread;
 
 /// One case of one switch.
 #[derive(Debug, Clone, Serialize)]

@@ -7,13 +7,15 @@
 use std::time::Duration;
 
 use super::args::{RrArgs, Sizes};
-use super::attached::{Attached, Link, Sample, Timed};
-use super::ours::{Offloads, Penstock};
-use super::ovs::{self, OvsDpdk, Tso};
-use super::pair::{Latencies, Pair};
 use super::report::{Bar, Ratio, Report, Row};
-use super::stats::{Spread, paired_ratio};
-use super::subject::Case;
+use crate::rig::fleet::Fleet;
+use crate::rig::ovs::{self, OvsDpdk, Tso};
+use crate::rig::pair::{Latencies, Link};
+use crate::rig::penstock::{Offloads, Penstock};
+use crate::rig::stats::to_f64;
+use crate::rig::stats::{Spread, paired_ratio};
+use crate::rig::switch::Case;
+use crate::rig::{Rig, Sample, Timed};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
@@ -48,9 +50,9 @@ pub fn run(args: &RrArgs, guard: &Guard) -> anyhow::Result<Report> {
     let bed = Bed::new(&args.bed, guard.clone())?;
     let mut platform = bed.describe();
     let link = Link { ring_size: args.ring, packed: false, touch: true };
-    let mut switches = vec![Attached::new(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?];
+    let mut switches = vec![Rig::pair(&bed, Penstock::start(&bed, Offloads::Off)?, &link)?];
     if args.peer.is_some() {
-        switches.push(Attached::new(&bed, OvsDpdk::start(&bed, Tso::Off)?, &link)?);
+        switches.push(Rig::pair(&bed, OvsDpdk::start(&bed, Tso::Off)?, &link)?);
     }
     for switch in &mut switches {
         switch.describe(&mut platform);
@@ -68,7 +70,7 @@ pub fn run(args: &RrArgs, guard: &Guard) -> anyhow::Result<Report> {
                      {:.2} %",
                     sizes.name,
                     args.runs,
-                    switch.subject.name(),
+                    switch.switch.name(),
                     sample.window.percentile(50.0),
                     sample.window.percentile(99.0),
                     sample.window.percentile(99.9),
@@ -78,7 +80,7 @@ pub fn run(args: &RrArgs, guard: &Guard) -> anyhow::Result<Report> {
                 samples.push(sample);
             }
         }
-        let names: Vec<_> = switches.iter().map(|s| s.subject.name()).collect();
+        let names: Vec<_> = switches.iter().map(|s| s.switch.name()).collect();
         add_rows(&mut report, sizes, &names, &samples);
     }
     Ok(report)
@@ -86,16 +88,16 @@ pub fn run(args: &RrArgs, guard: &Guard) -> anyhow::Result<Report> {
 
 fn sample(
     bed: &Bed,
-    switch: &mut Attached,
+    switch: &mut Rig,
     sizes: &Sizes,
     secs: f64,
 ) -> anyhow::Result<Sample<Latencies>> {
     let tsc_hz = bed.tsc_hz();
-    let measure = |pair: &mut Pair, secs| {
-        pair.offer(&sizes.mix, 1, Rate::Max);
-        pair.one_at_a_time(Duration::try_from_secs_f64(secs)?, tsc_hz)
+    let measure = |fleet: &mut Fleet, secs| {
+        fleet.send(&sizes.mix, 1, Rate::Max);
+        fleet.one_at_a_time(Duration::try_from_secs_f64(secs)?, tsc_hz)
     };
-    switch.sample(bed, |pair| measure(pair, WARM_UP_SECS).map(drop), |pair| measure(pair, secs))
+    switch.sample(bed, |fleet| measure(fleet, WARM_UP_SECS).map(drop), |fleet| measure(fleet, secs))
 }
 
 fn add_rows(
@@ -106,10 +108,7 @@ fn add_rows(
 ) {
     for (percentile, metric, has_bar) in PERCENTILES {
         let values = |samples: &[Sample<Latencies>]| -> Vec<f64> {
-            samples
-                .iter()
-                .map(|s| super::attached::to_f64(s.window.percentile(percentile)))
-                .collect()
+            samples.iter().map(|s| to_f64(s.window.percentile(percentile))).collect()
         };
         let mut rows = Vec::new();
         for (name, samples) in names.iter().zip(samples) {
@@ -120,9 +119,9 @@ fn add_rows(
                     row.note(name, spread.median);
                 }
             };
-            note("frames", &|s| super::attached::to_f64(s.window.frames()));
-            note("lost", &|s| super::attached::to_f64(s.window.lost));
-            note("max_ns", &|s| super::attached::to_f64(s.window.percentile(100.0)));
+            note("frames", &|s| to_f64(s.window.frames()));
+            note("lost", &|s| to_f64(s.window.lost));
+            note("max_ns", &|s| to_f64(s.window.percentile(100.0)));
             note("cycles_per_packet", &Sample::cycles_per_frame);
             note("worker_wait_percent", &Sample::worker_wait_percent);
             note("generator_wait_percent", &Sample::generator_wait_percent);

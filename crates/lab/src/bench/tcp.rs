@@ -14,13 +14,13 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::args::{OnOff, TcpArgs};
-use super::attached::to_f64;
-use super::ours::{Offloads, Penstock};
-use super::ovs::{self, OvsDpdk, Tso};
 use super::report::{Bar, Ratio, Report, Row};
-use super::stats::{Spread, paired_ratio};
-use super::subject::{Case, Subject, VM_A, VM_B, Vm, WorkerReading};
 use crate::penstock::penstock;
+use crate::rig::ovs::{self, OvsDpdk, Tso};
+use crate::rig::penstock::{Offloads, Penstock};
+use crate::rig::stats::to_f64;
+use crate::rig::stats::{Spread, paired_ratio};
+use crate::rig::switch::{Case, PairVm, Switch, VM_A, VM_B, WorkerReading};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{Guard, Ward};
 use penstock_guest::bed::process::{Daemon, ask, await_some};
@@ -34,7 +34,7 @@ struct Linked {
     // Those behind end before the switch.
     server: Option<Daemon>,
     endpoint: Option<Daemon>,
-    subject: Box<dyn Subject>,
+    subject: Box<dyn Switch>,
     dir: PathBuf,
     namespaces: [String; 2],
 }
@@ -64,8 +64,8 @@ impl Sample {
 }
 
 impl Linked {
-    fn new(bed: &Bed, number: usize, subject: impl Subject + 'static) -> anyhow::Result<Self> {
-        let mut subject: Box<dyn Subject> = Box::new(subject);
+    fn new(bed: &Bed, number: usize, subject: impl Switch + 'static) -> anyhow::Result<Self> {
+        let mut subject: Box<dyn Switch> = Box::new(subject);
         let dir = bed.dir().join(format!("endpoints-{number}"));
         std::fs::create_dir(&dir).context("making a directory")?;
         let name = |side| format!("pb{}-{number}{side}", std::process::id());
@@ -85,11 +85,11 @@ impl Linked {
         let mut command = penstock()?;
         command.args(["endpoint", "--create-netns", "--core", &core]);
         let offloads = if offloads == OnOff::On { "on" } else { "off" };
-        let ends = self.subject.sockets().into_iter().zip(&self.namespaces).zip([VM_A, VM_B]);
-        for ((socket, netns), vm) in ends {
+        let ends = ["a", "b"].into_iter().zip(&self.namespaces).zip([VM_A, VM_B]);
+        for ((port, netns), vm) in ends {
             command.arg("--nic").arg(format!(
                 "socket={},mode=server,netns={netns},mac={},ip={}/24,offloads={offloads}",
-                socket.display(),
+                self.subject.socket(port).display(),
                 vm.mac(),
                 vm.ip()
             ));
@@ -132,7 +132,7 @@ impl Linked {
     fn transfer(
         &self,
         bed: &Bed,
-        to: Vm,
+        to: PairVm,
         streams: u32,
         secs: u32,
     ) -> anyhow::Result<(f64, u64, f64)> {
@@ -148,7 +148,7 @@ impl Linked {
         self.transfer(bed, VM_B, streams, 1)?;
         self.subject.mark()?;
         let (secs, bytes, retransmits) = self.transfer(bed, VM_B, streams, secs)?;
-        let worker = self.subject.read()?;
+        let worker = self.subject.read_some()?;
         self.subject.pause()?;
         Ok(Sample { secs, bytes, retransmits, worker, tsc_hz: self.subject.tsc_hz() })
     }

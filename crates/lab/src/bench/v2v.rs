@@ -7,13 +7,15 @@
 use anyhow::ensure;
 
 use super::args::{Sizes, V2vArgs};
-use super::attached::{self, Attached, Link, to_f64};
-use super::ours::{Offloads, Penstock, Qos};
-use super::ovs::{self, OvsDpdk};
-use super::pair::{Pair, Window};
 use super::report::{Bar, Ratio, Report, Row};
-use super::stats::{Spread, paired_ratio};
-use super::subject::Case;
+use crate::rig::fleet::Fleet;
+use crate::rig::ovs::{self, OvsDpdk};
+use crate::rig::pair::{Link, PairWindow as Window};
+use crate::rig::penstock::{Offloads, Penstock, Qos};
+use crate::rig::stats::to_f64;
+use crate::rig::stats::{Spread, paired_ratio};
+use crate::rig::switch::Case;
+use crate::rig::{self, Rig};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
@@ -41,7 +43,7 @@ struct Load {
 }
 
 /// A window of a case.
-type Sample = attached::Sample<Window>;
+type Sample = rig::Sample<Window>;
 
 fn mpps(sample: &Sample) -> f64 {
     to_f64(sample.window.rx_frames) / sample.window.secs / 1e6
@@ -53,14 +55,14 @@ fn gbps(sample: &Sample) -> f64 {
 }
 
 /// One window of one switch.
-fn sample(bed: &Bed, switch: &mut Attached, load: &Load, secs: f64) -> anyhow::Result<Sample> {
-    let run = |pair: &mut Pair, secs| {
-        pair.offer(&load.sizes.mix, load.flows, load.rate);
-        pair.run(secs)
+fn sample(bed: &Bed, switch: &mut Rig, load: &Load, secs: f64) -> anyhow::Result<Sample> {
+    let run = |fleet: &mut Fleet, secs| {
+        fleet.send(&load.sizes.mix, load.flows, load.rate);
+        fleet.run_and_settle(secs)
     };
     let sample =
-        switch.sample(bed, |pair| run(pair, WARM_UP_SECS).map(drop), |pair| run(pair, secs))?;
-    let (name, bad) = (switch.subject.name(), sample.window.bad);
+        switch.sample(bed, |fleet| run(fleet, WARM_UP_SECS).map(drop), |fleet| run(fleet, secs))?;
+    let (name, bad) = (switch.switch.name(), sample.window.bad);
     ensure!(bad == 0, "{name}: {bad} frames arrived with wrong bytes");
     Ok(sample)
 }
@@ -83,17 +85,17 @@ pub fn run(args: &V2vArgs, guard: &Guard) -> anyhow::Result<Report> {
     };
     let fifo = Qos { egress: Some("fifo"), ..qos.clone() };
     let ours = Penstock::start_as(&bed, "penstock", Offloads::Off, qos, args.through)?;
-    let mut switches = vec![Attached::new(&bed, ours, &link)?];
+    let mut switches = vec![Rig::pair(&bed, ours, &link)?];
     if args.against_plain {
         let plain = Penstock::start_as(&bed, PLAIN, Offloads::Off, Qos::default(), None)?;
-        switches.push(Attached::new(&bed, plain, &link)?);
+        switches.push(Rig::pair(&bed, plain, &link)?);
     }
     if args.shared {
         let fifo = Penstock::start_as(&bed, FIFO, Offloads::Off, fifo, None)?;
-        switches.push(Attached::new(&bed, fifo, &link)?);
+        switches.push(Rig::pair(&bed, fifo, &link)?);
     }
     if args.peer.is_some() {
-        switches.push(Attached::new(&bed, OvsDpdk::start_through(&bed, args.through)?, &link)?);
+        switches.push(Rig::pair(&bed, OvsDpdk::start_through(&bed, args.through)?, &link)?);
     }
     for switch in &switches {
         switch.describe(&mut platform);
@@ -134,7 +136,7 @@ fn loads(args: &V2vArgs) -> anyhow::Result<Vec<Load>> {
 /// A B A B: for each switch its runs, in order.
 fn pairs(
     bed: &Bed,
-    switches: &mut [Attached],
+    switches: &mut [Rig],
     load: &Load,
     args: &V2vArgs,
 ) -> anyhow::Result<Vec<Vec<Sample>>> {
@@ -152,7 +154,7 @@ fn pairs(
                 load.sizes.name,
                 load.flows,
                 args.runs,
-                switch.subject.name(),
+                switch.switch.name(),
                 mpps(&sample),
                 sample.cycles_per_frame(),
                 sample.worker_busy_percent(),
@@ -164,10 +166,10 @@ fn pairs(
     Ok(samples)
 }
 
-fn add_rows(report: &mut Report, load: &Load, switches: &[Attached], samples: &[Vec<Sample>]) {
+fn add_rows(report: &mut Report, load: &Load, switches: &[Rig], samples: &[Vec<Sample>]) {
     let mut rows = Vec::new();
     for (switch, samples) in switches.iter().zip(samples) {
-        rows.extend(row(load, switch.subject.name(), samples));
+        rows.extend(row(load, switch.switch.name(), samples));
     }
     if let [ours, theirs] = &rows[..] {
         let values =
@@ -253,7 +255,7 @@ fn row(load: &Load, subject: &str, samples: &[Sample]) -> Option<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::subject::WorkerReading;
+    use crate::rig::switch::WorkerReading;
 
     fn load(case: Case, size: u16, flows: u32) -> Load {
         Load { case, sizes: Sizes::fixed(size), flows, rate: Rate::Max, outside: false }

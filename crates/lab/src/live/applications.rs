@@ -21,10 +21,10 @@ use anyhow::Context as _;
 use serde_json::json;
 
 use super::needs::needs;
-use super::plan::{Bound, Plan, Policy, Vm};
-use super::rig::platform;
 use super::stage::{Reading, Stage, mean_bps};
 use crate::evidence::{Claim, Context, Outcome};
+use crate::rig::plan::{Bound, Plan, Policy, Vm};
+use crate::rig::platform;
 use penstock_guest::bed::Bed;
 
 /// The worker's part of its core.
@@ -145,7 +145,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     );
     let mut all = Vec::new();
     for (i, way) in [Way::Free, Way::Bps, Way::Cycles, Way::C2qos].into_iter().enumerate() {
-        context.progress(super::fleet::to_f64(i as u64) / 4.0, way.name());
+        context.progress(crate::rig::stats::to_f64(i as u64) / 4.0, way.name());
         let found = under(&bed, way, sale, secs)?;
         outcome.note(
             way.name(),

@@ -20,12 +20,12 @@ use anyhow::Context as _;
 use serde_json::json;
 
 use super::bracket::{Doubt, Judged, PROGRAMS, Tally, Turns, WAITED, judge};
-use super::fleet::middle;
 use super::needs::needs;
-use super::plan::{Bound, Plan, Policy, Vm};
-use super::rig::platform;
 use super::stage::{Reading, Stage, mean_bps};
 use crate::evidence::{Claim, Context, Outcome};
+use crate::rig::plan::{Bound, Plan, Policy, Vm};
+use crate::rig::platform;
+use crate::rig::stats::middle;
 use penstock_guest::bed::Bed;
 
 /// The worker's part of its core.
@@ -335,7 +335,7 @@ impl Turns for Phases<'_> {
         send(self.bed, self.stage, "vm3", true)?;
         let third = self.watch()?;
         self.small = self.small.start..self.stage.programs();
-        let waited = super::fleet::to_f64(self.stage.waited_ns() - waited) / 1e9;
+        let waited = crate::rig::stats::to_f64(self.stage.waited_ns() - waited) / 1e9;
         let vm1_bps = [mean_bps(&second, "vm1"), mean_bps(&third, "vm1")];
         let waited = waited / since.elapsed().as_secs_f64();
         Ok(Noisy { vm1_bps, curves: curves([&by.readings, &second, &third]), waited })

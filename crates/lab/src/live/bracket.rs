@@ -20,8 +20,9 @@
 
 use serde_json::{Value, json};
 
-use super::fleet::{Offer, Window, middle};
 use crate::evidence::Claim;
+use crate::rig::fleet::{Offer, Window};
+use crate::rig::stats::middle;
 use penstock_guest::load::Rate;
 
 /// When a window is judged.
@@ -276,7 +277,7 @@ pub(crate) fn doubt(window: &Window, offers: &[(String, Offer)]) -> Option<Doubt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::fleet::Sent;
+    use crate::rig::fleet::Sent;
 
     /// A machine whose speeds are given; a window finds the speed before it.
     struct Machine {

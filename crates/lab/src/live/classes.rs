@@ -27,11 +27,11 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 
 use super::bracket::{Doubt, Judged, LOAD, Tally, Turns, doubt, judge};
-use super::fleet::{Offer, Times, Window};
-use super::plan::{Bound, Plan, Policy, Vm};
-use super::rig::{Capacity, Rig, Span, platform};
-use crate::bench::ovs;
 use crate::evidence::{Claim, Context, OVS_DPDK, Outcome};
+use crate::rig::fleet::{Offer, Times, Window};
+use crate::rig::ovs;
+use crate::rig::plan::{Bound, Plan, Policy, Vm};
+use crate::rig::{Capacity, Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
@@ -233,8 +233,7 @@ fn window(
     offers: &[(String, Offer)],
     secs: f64,
 ) -> anyhow::Result<Window> {
-    let offers: Vec<_> = offers.iter().map(|(n, o)| (n.as_str(), o.clone())).collect();
-    rig.awake(|rig| rig.window(bed, &offers, secs))
+    rig.awake(|rig| rig.window(bed, offers, secs))
 }
 
 /// The subjects in the order of their turns.
@@ -298,7 +297,7 @@ impl Found {
 
     fn us(&self, class: u8, percentile: usize) -> f64 {
         let of = self.us.get(usize::from(class) - 1);
-        of.map_or(f64::NAN, |us| super::fleet::middle(&us[percentile]))
+        of.map_or(f64::NAN, |us| crate::rig::stats::middle(&us[percentile]))
     }
 }
 
@@ -347,7 +346,7 @@ pub(crate) fn fig11(context: &Context<'_>) -> anyhow::Result<Outcome> {
         if nth == 2 && subjects.peer.is_none() {
             continue;
         }
-        context.progress(super::fleet::to_f64(nth as u64) / 3.0, name);
+        context.progress(crate::rig::stats::to_f64(nth as u64) / 3.0, name);
         let mut rounds = Rounds { subjects: &mut subjects, nth, secs };
         let judged = judge(&mut rounds, (wanted, LOAD), &mut tally)?;
         seen[nth] = Seen::of(&judged, tsc_hz)?;
@@ -395,9 +394,8 @@ fn note(outcome: &mut Outcome, name: &str, window: &Window, hz: f64) -> anyhow::
 /// a window, because without a cost model it goes by what frames cost in the last seconds.
 fn bounds(subjects: &mut Subjects) -> anyhow::Result<Vec<f64>> {
     subjects.c2qos.awake(|rig| {
-        let Some(ours) = rig.switch.ours() else { return Ok(Vec::new()) };
         let of = |class| {
-            let answer = ours.ask(&["explain", &name(class, 1), "--json"]).ok()?;
+            let answer = rig.switch.ask(&["explain", &name(class, 1), "--json"])?.ok()?;
             explained_bound_us(&answer)
         };
         Ok((1..=CLASSES).map(|class| of(class).unwrap_or(f64::NAN)).collect())
@@ -418,7 +416,7 @@ fn conclude_fig11(outcome: &mut Outcome, seen: &[Seen], bounds: &[f64]) {
     }
     outcome.series("bound", "us", classes().zip(bounds.iter().copied()));
     let top_alone = seen[0].alone.us(1, 1);
-    let worst_batch = super::fleet::middle(&seen[0].worst_batch_us);
+    let worst_batch = crate::rig::stats::middle(&seen[0].worst_batch_us);
     outcome.note("uncontended_p99_us", top_alone);
     outcome.note("worst_batch_us", worst_batch);
     let limit = (1.3 * top_alone).max(top_alone + worst_batch);

@@ -24,8 +24,8 @@ use super::bracket::Rule;
 use super::demo_story::{Conditions, ENOUGH, Seen, story};
 use super::machine::Reading;
 use super::noisy::{self, Case, Event};
-use super::rig::platform;
 use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
+use crate::rig::platform;
 use penstock_guest::bed::Bed;
 
 /// Seconds of a window, and windows before and after the flood begins.

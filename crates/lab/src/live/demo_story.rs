@@ -12,8 +12,8 @@
 //! are told as rough and fail nobody.
 
 use super::bracket::Tally;
-use super::fleet::middle;
 use super::machine::Machine;
+use crate::rig::stats::middle;
 
 /// Windows of which the one in the middle says something.
 pub(super) const ENOUGH: usize = 3;

@@ -11,10 +11,11 @@
 //! what it was. The generator plays all VMs in one loop, so its own cache misses grow as well; they
 //! are on the other core and not counted.
 
-use super::fleet::{Offer, middle};
-use super::plan::{Bound, Plan, Vm};
-use super::rig::{Rig, platform};
 use crate::evidence::{Claim, Context, Outcome};
+use crate::rig::fleet::Offer;
+use crate::rig::plan::{Bound, Plan, Vm};
+use crate::rig::stats::middle;
+use crate::rig::{Rig, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
@@ -44,7 +45,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let cost = |rig: &mut Rig, vms: usize| {
         let offer = Offer { size: 512, flows: 1, rate: Rate::Max };
         let offers: Vec<_> =
-            names[..vms].iter().map(|name| (name.as_str(), offer.clone())).collect();
+            names[..vms].iter().map(|name| (name.clone(), offer.clone())).collect();
         rig.awake(|rig| Ok(rig.capacity(&bed, &offers, secs)?.cycles))
     };
     let mut factors = vec![Vec::new(); VMS.len()];

@@ -8,10 +8,6 @@
 //!
 //! | Module | What it is |
 //! |---|---|
-//! | `plan` | VMs, what each bought, whom it sends to: as our configuration and as OVS's flows |
-//! | `switch` | our daemon or OVS-DPDK by a plan |
-//! | `fleet` | the polling loop that plays the VMs; rates and latencies in windows |
-//! | `rig` | a switch with its VMs, stopped while others run |
 //! | `bracket` | windows between two calibrations, taken again when the machine changed |
 //! | `uplink` | Fig. 13: the link is full |
 //! | `stage` | namespaces with real programs behind our switch |
@@ -42,22 +38,18 @@ mod classes;
 mod demo;
 mod demo_story;
 mod fabric;
-mod fleet;
 mod machine;
 mod many;
 mod needs;
 mod noisy;
 mod picture;
-mod plan;
 mod rates;
 mod requests;
-mod rig;
 mod rtp;
 mod shaped;
 mod shares;
 mod spacing;
 mod stage;
-mod switch;
 mod uplink;
 mod vcpu;
 mod vde;

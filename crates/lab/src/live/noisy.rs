@@ -30,11 +30,12 @@
 use serde_json::json;
 
 use super::bracket::{Doubt, Judged, LOAD, Rule, Tally, Turns, doubt, judge};
-use super::fleet::{self, Offer, middle};
-use super::plan::{Bound, Plan, Policy, Vm};
-use super::rig::{Rig, Span, platform};
-use crate::bench::ovs;
 use crate::evidence::{Claim, Context, OVS_DPDK, Outcome};
+use crate::rig::fleet::{self, Offer};
+use crate::rig::ovs;
+use crate::rig::plan::{Bound, Plan, Policy, Vm};
+use crate::rig::stats::middle;
+use crate::rig::{Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 

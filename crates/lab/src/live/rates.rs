@@ -22,14 +22,14 @@ use std::time::Duration;
 use penstock_units::BitsPerSecond;
 use serde_json::json;
 
-use super::fleet::Offer;
 use super::needs::needs;
-use super::plan::Plan;
-use super::rig::{Rig, Span, platform};
 use super::shaped::{NET, NET_PLACE, VM, VM_PLACE, plan, shape, unshape};
 use super::stage::Stage;
 use crate::evidence::{Claim, Context, Outcome};
 use crate::jitter::shaper::Kind;
+use crate::rig::fleet::Offer;
+use crate::rig::plan::Plan;
+use crate::rig::{Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 

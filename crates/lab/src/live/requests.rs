@@ -19,13 +19,13 @@ use anyhow::Context as _;
 use super::applications::web_configuration;
 use super::capture::{Capture, Captured};
 use super::needs::needs;
-use super::plan::Plan;
-use super::rig::platform;
 use super::shaped::{NET, VM, VM_PLACE, prompt_plan, shape, waited};
 use super::stage::Stage;
 use crate::evidence::{Context, Outcome};
 use crate::jitter::requests::{REQUESTS, Waited, conclude, deviation};
 use crate::jitter::shaper::{Kind, RATE};
+use crate::rig::plan::Plan;
+use crate::rig::platform;
 use penstock_guest::bed::Bed;
 
 /// The file.
@@ -152,7 +152,7 @@ fn waiting(frames: &[Captured]) -> Vec<f64> {
         if tcp[2..4] == HTTP.to_be_bytes() {
             asked = Some(frame.at);
         } else if let Some(asked) = asked.take() {
-            waiting.push(super::fleet::to_f64(frame.at.saturating_sub(asked).0) / 1e6);
+            waiting.push(crate::rig::stats::to_f64(frame.at.saturating_sub(asked).0) / 1e6);
         }
     }
     waiting

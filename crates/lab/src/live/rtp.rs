@@ -24,13 +24,13 @@ use serde_json::json;
 
 use super::capture::{Capture, Captured};
 use super::needs::needs;
-use super::plan::Plan;
-use super::rig::platform;
 use super::shaped::{NET, NET_PLACE, VM, prompt_plan, shape, waited};
 use super::stage::Stage;
 use crate::evidence::{Context, Outcome};
 use crate::jitter::shaper::{Kind, RATE};
 use crate::jitter::stream::{CLOCK, FRAME, Received, SECS, conclude, stream};
+use crate::rig::plan::Plan;
+use crate::rig::platform;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::ask;
 
@@ -249,7 +249,7 @@ fn received(frames: &[Captured]) -> anyhow::Result<Received> {
 fn mbps(frames: &[Captured]) -> f64 {
     let [first, .., last] = frames else { return f64::NAN };
     let bytes: u64 = frames[1..].iter().map(|frame| u64::from(frame.bytes) + FCS).sum();
-    8e3 * super::fleet::to_f64(bytes) / super::fleet::to_f64(last.at.0 - first.at.0)
+    8e3 * crate::rig::stats::to_f64(bytes) / crate::rig::stats::to_f64(last.at.0 - first.at.0)
 }
 
 /// The mean jitter in ms that tshark finds in a capture.

@@ -2,10 +2,10 @@
 
 use penstock_units::BitsPerSecond;
 
-use super::fleet::to_f64;
-use super::plan::{Bound, Plan, Vm};
 use super::stage::Stage;
 use crate::jitter::shaper::Kind;
+use crate::rig::plan::{Bound, Plan, Vm};
+use crate::rig::stats::to_f64;
 use penstock_guest::clock;
 
 /// The VM, which sends.

@@ -16,12 +16,12 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use super::fleet::middle;
 use super::needs::needs;
-use super::plan::{Plan, Vm};
-use super::rig::platform;
 use super::stage::{Stage, mean_bps};
 use crate::evidence::{Claim, Context, Outcome};
+use crate::rig::plan::{Plan, Vm};
+use crate::rig::platform;
+use crate::rig::stats::middle;
 use penstock_guest::bed::Bed;
 
 /// What the output carries, with all that Ethernet adds to a frame: what the paper's switch did.

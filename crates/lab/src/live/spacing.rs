@@ -20,14 +20,14 @@ use penstock_units::{BitsPerSecond, Nanos};
 
 use super::capture::{Capture, Captured};
 use super::needs::needs;
-use super::plan::Plan;
-use super::rig::platform;
 use super::rtp;
 use super::shaped::{NET, NET_PLACE, VM, prompt_plan, shape};
 use super::stage::Stage;
 use crate::evidence::{Claim, Context, Outcome, percentile};
 use crate::jitter::shaper::{Kind, RATE};
 use crate::jitter::spacing::{OFF, frame_ms};
+use crate::rig::plan::Plan;
+use crate::rig::platform;
 use penstock_guest::bed::Bed;
 use penstock_guest::clock;
 
@@ -96,7 +96,7 @@ struct Departed {
 /// What departs around a change of the rate: before it was `off` times too slow.
 fn change(bed: &Bed, stage: &mut Stage, off: f64, secs: f64) -> anyhow::Result<Vec<Departed>> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of `OFF`")]
-    let before = BitsPerSecond((super::fleet::to_f64(RATE.0) / off) as u64);
+    let before = BitsPerSecond((crate::rig::stats::to_f64(RATE.0) / off) as u64);
     shape(stage, Kind::Smooth, before)?;
     let first = stage.programs();
     stage.start_program(bed, NET, "iperf3", &["-s"])?;
@@ -152,7 +152,7 @@ fn seconds(departed: &[Departed], secs: f64) -> Vec<Second> {
         let of: Vec<_> = departed.iter().filter(|d| within.contains(&d.at)).collect();
         let bytes: u32 = of.iter().map(|d| d.bytes).sum();
         let spacings: Vec<f64> = of.iter().map(|d| d.spacing).collect();
-        let rate = f64::from(bytes) * 8.0 / super::fleet::to_f64(RATE.0);
+        let rate = f64::from(bytes) * 8.0 / crate::rig::stats::to_f64(RATE.0);
         Second { rate, spacing: percentile(&spacings, 50.0) }
     };
     (0..whole).map(second).collect()
@@ -171,7 +171,7 @@ fn show(outcome: &mut Outcome, name: &str, departed: &[Departed]) {
 }
 
 fn conclude(outcome: &mut Outcome, settled: usize, outside: &[bool]) {
-    let count = |n: usize| super::fleet::to_f64(n as u64);
+    let count = |n: usize| crate::rig::stats::to_f64(n as u64);
     let what = "seconds from a rate four times off until rate and spacing stay right";
     outcome.claim(Claim::new("settle_intervals", what, "").measured(count(settled)));
     let out = outside.iter().filter(|out| **out).count();

@@ -14,10 +14,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde_json::Value;
 
-use super::fleet::to_f64;
-use super::plan::Plan;
-use super::switch::{Ours, Switch, count};
 use crate::penstock::penstock;
+use crate::rig::penstock::Penstock;
+use crate::rig::plan::Plan;
+use crate::rig::stats::to_f64;
+use crate::rig::switch::{Switch, count};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{Ward, end_inside};
 use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
@@ -35,7 +36,7 @@ pub(crate) struct Stage {
     // What is behind the ports ends before the switch.
     programs: Vec<Option<Daemon>>,
     _endpoint: Daemon,
-    ours: Ours,
+    ours: Penstock,
     dir: PathBuf,
     core: String,
     prompt: bool,
@@ -66,7 +67,7 @@ impl Reading {
 impl Stage {
     /// Starts the switch and puts namespaces behind its ports.
     pub fn start(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
-        let ours = Ours::start(bed, name, plan)?;
+        let ours = Penstock::by_plan(bed, name, plan)?;
         let dir = bed.dir().join(format!("{name}-programs"));
         if !dir.exists() {
             std::fs::create_dir(&dir).context("making a directory")?;
@@ -193,7 +194,7 @@ impl Stage {
 
     /// Sets a key of a port, as in `queue={ bytes = 4096 }`, for as long as the switch runs.
     pub fn set(&self, port: &str, change: &str) -> anyhow::Result<()> {
-        self.ours.ask(&["port", "set", port, change, "--no-save"]).map(drop)
+        self.ours.ctl(&["port", "set", port, change, "--no-save"]).map(drop)
     }
 
     /// Limits what a port sends, in bits a second without FCS.

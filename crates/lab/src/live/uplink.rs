@@ -18,11 +18,12 @@
 use serde_json::json;
 
 use super::bracket::{Doubt, LOAD, Tally, Turns, doubt, judge};
-use super::fleet::{Offer, middle};
 use super::noisy::CORE_PART;
-use super::plan::{Bound, Plan, Policy, Vm};
-use super::rig::{Rig, Span, platform};
 use crate::evidence::{Claim, Context, Outcome};
+use crate::rig::fleet::Offer;
+use crate::rig::plan::{Bound, Plan, Policy, Vm};
+use crate::rig::stats::middle;
+use crate::rig::{Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::needs::needs;
-use super::plan::Plan;
+use crate::rig::plan::Plan;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{Ward, end_inside};
 use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};

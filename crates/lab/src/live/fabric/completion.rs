@@ -16,9 +16,9 @@ use super::programs::{Client, Ended, Wants};
 use super::samples::{WARM_UP, others, points, start, used_pct, watch};
 use super::world::World;
 use crate::evidence::{Claim, Context, Outcome, percentile};
-use crate::live::fleet::to_f64;
-use crate::live::rig::platform;
 use crate::qshare::{Workload, tenant_sizes};
+use crate::rig::platform;
+use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 
 /// Seconds of each system.

@@ -19,9 +19,9 @@ use super::programs::{Client, Programs, Wants};
 use super::samples::{Sample, WARM_UP, others, points, start, used_pct, watch};
 use super::world::{HOSTS, Plan, RACKS, World, tenant_name};
 use crate::evidence::{Claim, Context, Outcome};
-use crate::live::fleet::to_f64;
-use crate::live::rig::platform;
 use crate::qshare::{Workload, tenant_sizes};
+use crate::rig::platform;
+use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 
 /// Every link, bits a second.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::programs::{Client, Programs};
 use super::world::{Rates, Vm, World};
-use crate::live::fleet::to_f64;
+use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 use penstock_guest::clock;
 

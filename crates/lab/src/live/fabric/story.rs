@@ -18,9 +18,9 @@ use super::programs::{Client, Wants};
 use super::samples::{Sample, WARM_UP, others, points, start, used_pct, watch_and};
 use super::world::{HOSTS, Plan, World, tenant_name};
 use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
-use crate::live::fleet::to_f64;
 use crate::live::machine::{Machine, Reading};
-use crate::live::rig::platform;
+use crate::rig::platform;
+use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 
 /// Seconds of a phase; a new tenant is scored after the interval in which it began.

@@ -22,9 +22,9 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 use super::programs::Place;
-use crate::live::fleet::to_f64;
-use crate::live::switch::count;
 use crate::penstock::penstock;
+use crate::rig::stats::to_f64;
+use crate::rig::switch::count;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Ward;
 use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};

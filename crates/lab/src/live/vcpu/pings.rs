@@ -16,7 +16,7 @@ use penstock_units::Nanos;
 use super::bed::{Mode, Stage, Terms};
 use super::events::{Cell, Found, measure};
 use crate::evidence::{Claim, Context, Outcome};
-use crate::live::rig::platform;
+use crate::rig::platform;
 
 const SECS: f64 = 60.0;
 const EVERY: Nanos = Nanos::from_millis(100);

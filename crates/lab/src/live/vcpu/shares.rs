@@ -16,7 +16,7 @@ use penstock_vcpu_host::boost;
 use super::bed::{Guest, Mode, Stage, Terms};
 use super::events::{now, sleep_until};
 use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
-use crate::live::rig::platform;
+use crate::rig::platform;
 
 const SECS: f64 = 60.0;
 const SETTLE: Nanos = Nanos::from_secs(1);

@@ -25,8 +25,8 @@ use super::bed::{Guest, Mode, Stage, Terms, to_ms};
 use super::events::{now, sleep_until};
 use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record, percentile};
 use crate::jitter::stream::{CLOCK, stream};
-use crate::live::rig::platform;
 use crate::microguest::Stream;
+use crate::rig::platform;
 
 const SECS: f64 = 60.0;
 const PERIOD: Nanos = Nanos::from_millis(500);

@@ -21,7 +21,7 @@ use penstock_units::Nanos;
 use super::bed::{Mode, Stage, Terms};
 use super::events::{Cell, Found, measure};
 use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
-use crate::live::rig::platform;
+use crate::rig::platform;
 
 pub(super) const SECS: f64 = 60.0;
 const LONG_SECS: f64 = 600.0;

@@ -7,14 +7,17 @@ use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Map, Value};
 
-use super::subject::{Case, Subject, VM_A, VM_B, WorkerReading};
+use super::plan::Plan;
+use super::switch::{Case, LEAST_BITS, Switch, VM_A, VM_B, WorkerReading, fresh_dir, socket_in};
 use super::through::{ENDS, HOPS, Outside, Through};
 use crate::penstock::penstock;
 use penstock_guest::bed::Bed;
-use penstock_guest::bed::process::{Daemon, ThreadClock, ask, await_ok};
+use penstock_guest::bed::process::{Daemon, ThreadClock, ask, await_ok, await_some};
 
 /// How long the daemon may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(15);
+/// How long the ports may take to listen.
+const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 
 /// What its ports are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,17 +45,17 @@ impl Default for Qos {
     }
 }
 
-/// The daemon.
+/// A running daemon.
 #[derive(Debug)]
 pub(crate) struct Penstock {
     name: &'static str,
-    qos: Qos,
-    outside: Option<Outside>,
     daemon: Daemon,
     dir: PathBuf,
+    listens: bool,
     tsc_hz: f64,
     worker: ThreadClock,
-    idle_backoff_us: u32,
+    /// Its settings, for the report.
+    settings: Map<String, Value>,
     before: Totals,
     waited_before_ns: u64,
 }
@@ -90,43 +93,79 @@ impl Penstock {
         qos: Qos,
         way: Option<Through>,
     ) -> anyhow::Result<Self> {
-        let dir = bed.dir().join(name);
-        std::fs::create_dir(&dir).context("making a directory")?;
-        let file = dir.join("host.toml");
         let outside = way.map(|way| Outside::make(bed, way, "ours")).transpose()?;
-        let text = configuration(&dir, bed, offloads, &qos, outside.as_ref());
-        std::fs::write(&file, text).context("writing the configuration")?;
-        let (daemon, tsc_hz) = start_daemon(bed, &dir)?;
+        let text = |dir: &Path| configuration(dir, bed, offloads, &qos, outside.as_ref());
+        let mut penstock = Self::run(bed, (name, name), text)?;
         outside.as_ref().map(Outside::join).transpose()?;
+        let settings = &mut penstock.settings;
+        settings.insert("penstock_idle_backoff_us".into(), bed.idle_backoff_us().into());
+        if let Some(outside) = &outside {
+            outside.describe(settings);
+        }
+        let qos = format!("{}, {}", qos.schedule, qos.policy);
+        settings.insert(format!("{name}_qos").replace('-', "_"), qos.into());
+        Ok(penstock)
+    }
+
+    /// Starts the daemon by `plan` in directory `dir` of the bed.
+    pub fn by_plan(bed: &Bed, dir: &str, plan: &Plan) -> anyhow::Result<Self> {
+        let cores = (bed.worker_core(), bed.generator_core());
+        let started = Self::run(bed, ("penstock", dir), |dir| plan.configuration(dir, cores));
+        let mut penstock = started.with_context(|| format!("starting {dir}"))?;
+        penstock.listens = plan.listens;
+        if plan.listens {
+            await_some("sockets of the ports", LISTEN_LIMIT, || {
+                penstock.daemon.check()?;
+                Ok(plan.vms.iter().all(|vm| penstock.socket(&vm.name).exists()).then_some(()))
+            })?;
+        }
+        Ok(penstock)
+    }
+
+    fn run(
+        bed: &Bed,
+        (name, dir): (&'static str, &str),
+        configuration: impl FnOnce(&Path) -> String,
+    ) -> anyhow::Result<Self> {
+        let dir = fresh_dir(bed, dir)?;
+        std::fs::write(dir.join("host.toml"), configuration(&dir))
+            .context("writing the configuration")?;
+        let (daemon, tsc_hz) = start_daemon(bed, &dir)?;
         let worker = ThreadClock::find(daemon.id(), WORKER)?;
-        let idle_backoff_us = bed.idle_backoff_us();
-        let before = Totals::default();
         Ok(Self {
             name,
-            qos,
-            outside,
             daemon,
             dir,
+            listens: false,
             tsc_hz,
             worker,
-            idle_backoff_us,
-            before,
+            settings: Map::new(),
+            before: Totals::default(),
             waited_before_ns: 0,
         })
     }
 
+    /// Sends a command to the control socket and returns the answer.
+    pub fn ctl(&self, words: &[&str]) -> anyhow::Result<String> {
+        ctl(&self.dir.join("host.sock"), words)
+    }
+
+    /// All counters of the daemon.
+    pub fn stats(&self) -> anyhow::Result<Value> {
+        serde_json::from_str(&self.ctl(&["stats", "--json"])?).context("reading the counters")
+    }
+
     fn totals(&self) -> anyhow::Result<Totals> {
-        let text = ctl(&self.dir.join("host.sock"), &["stats", "--json"])?;
-        totals(&serde_json::from_str(&text).context("reading the counters")?)
+        totals(&self.stats()?)
     }
 }
 
 /// How the name of a worker's thread begins.
-pub(crate) const WORKER: &str = "penstock-w";
+const WORKER: &str = "penstock-w";
 
 /// Runs the daemon by the file `host.toml` in `dir`, which names `host.sock` there, and waits until
 /// it answers; with the frequency of its cycles.
-pub(crate) fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64)> {
+fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64)> {
     let mut command = penstock()?;
     command.args(["host", "run", "--config"]).arg(dir.join("host.toml"));
     command.env_remove("PENSTOCK_SOCKET");
@@ -143,7 +182,7 @@ pub(crate) fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64
 }
 
 /// Asks the daemon.
-pub(crate) fn ctl(socket: &Path, words: &[&str]) -> anyhow::Result<String> {
+fn ctl(socket: &Path, words: &[&str]) -> anyhow::Result<String> {
     ask(penstock()?.arg("--socket").arg(socket).args(words))
 }
 
@@ -194,13 +233,17 @@ fn ratio(above: u64, below: u64) -> f64 {
     above as f64 / below.max(1) as f64
 }
 
-impl Subject for Penstock {
+impl Switch for Penstock {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn sockets(&self) -> [PathBuf; 2] {
-        ["a", "b"].map(|port| self.dir.join(format!("{port}.sock")))
+    fn socket(&self, port: &str) -> PathBuf {
+        socket_in(&self.dir, port)
+    }
+
+    fn listens(&self) -> bool {
+        self.listens
     }
 
     fn tsc_hz(&self) -> f64 {
@@ -211,17 +254,12 @@ impl Subject for Penstock {
         platform.insert("penstock".into(), env!("CARGO_PKG_VERSION").into());
         let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
         platform.insert("penstock_profile".into(), profile.into());
-        platform.insert("penstock_idle_backoff_us".into(), self.idle_backoff_us.into());
         platform.insert("tsc_hz".into(), self.tsc_hz.into());
-        if let Some(outside) = &self.outside {
-            outside.describe(platform);
-        }
-        let qos = format!("{}, {}", self.qos.schedule, self.qos.policy);
-        platform.insert(format!("{}_qos", self.name).replace('-', "_"), qos.into());
+        platform.extend(self.settings.clone());
     }
 
     fn set_case(&mut self, _: Case) -> anyhow::Result<()> {
-        // The same rules in every case, see `Case`.
+        // The rules are the same in every case, see `Case`.
         Ok(())
     }
 
@@ -234,7 +272,7 @@ impl Subject for Penstock {
         self.daemon.signal(Signal::SIGCONT)
     }
 
-    fn worker_waited_ns(&self) -> u64 {
+    fn waited_ns(&self) -> u64 {
         self.worker.waited_ns()
     }
 
@@ -246,9 +284,27 @@ impl Subject for Penstock {
 
     fn read(&mut self) -> anyhow::Result<WorkerReading> {
         let waited_ns = self.worker.waited_ns() - self.waited_before_ns;
-        let reading = self.totals()?.since(&self.before);
-        ensure!(reading.frames > 0, "penstock took no frame: {}", self.daemon.last_words());
-        Ok(WorkerReading { waited_ns, ..reading })
+        Ok(WorkerReading { waited_ns, ..self.totals()?.since(&self.before) })
+    }
+
+    fn read_some(&mut self) -> anyhow::Result<WorkerReading> {
+        let reading = self.read()?;
+        ensure!(reading.frames > 0, "{} took no frame: {}", self.name, self.daemon.last_words());
+        Ok(reading)
+    }
+
+    fn limit(&mut self, port: &str, bits: Option<f64>) -> anyhow::Result<()> {
+        let [policy, police] = bits.map_or([String::new(), String::new()], |bits| {
+            let bits = bits.max(LEAST_BITS);
+            let burst = (bits / 8.0 / 100.0).max(65_536.0);
+            ["bps".to_owned(), format!("{{cir={bits:.0},cbs={burst:.0},ebs=0}}")]
+        });
+        let (policy, police) = (format!("ingress_policy={policy}"), format!("police={police}"));
+        self.ctl(&["port", "set", port, &policy, &police, "--no-save"]).map(drop)
+    }
+
+    fn ask(&self, words: &[&str]) -> Option<anyhow::Result<String>> {
+        Some(self.ctl(words))
     }
 }
 

@@ -18,6 +18,7 @@ use hdrhistogram::Histogram;
 use penstock_dataplane::tsc::{CycleCounter as _, Tsc};
 
 use super::plan::Plan;
+use super::stats::{middle, to_f64};
 use super::switch::Switch;
 use penstock_guest::clock;
 use penstock_guest::driver::SocketMode;
@@ -32,7 +33,7 @@ const SLICE: Duration = Duration::from_millis(5);
 /// A worker that waited longer for its core within a slice was held up.
 const HELD_UP_NS: u64 = 10_000;
 /// How long the switch may take to connect.
-const CONNECT_SECS: f64 = 20.0;
+pub(super) const CONNECT_SECS: f64 = 20.0;
 /// The longest latency, in cycles, that is told from longer ones: about a second.
 const LONGEST: u64 = 1 << 32;
 /// Descriptors of a sender's rings.
@@ -40,9 +41,9 @@ const RING: u16 = 256;
 /// Descriptors of a sink's rings: they bridge the generator's short absences.
 const SINK_RING: u16 = 1024;
 /// The largest frame, FCS included.
-const LARGEST: u16 = 1518;
+pub(super) const LARGEST: u16 = 1518;
 /// Frames of one VM in a turn.
-const BURST: usize = 32;
+pub(super) const BURST: usize = 32;
 
 /// What a sender offers.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,11 +101,6 @@ fn micros(of: &Histogram<u64>, percentile: f64, tsc_hz: f64) -> f64 {
         return f64::NAN;
     }
     to_f64(of.value_at_percentile(percentile)) / tsc_hz * 1e6
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
-pub(crate) fn to_f64(count: u64) -> f64 {
-    count as f64
 }
 
 /// One sender in a window.
@@ -188,7 +184,7 @@ struct Link {
 /// The VMs of a plan at their switch.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    vms: Vec<LoadVm>,
+    pub(super) vms: Vec<LoadVm>,
     names: Vec<String>,
     ways: Vec<Way>,
     /// Sinks that are emptied at once, and whether stamped frames come to them.
@@ -205,10 +201,21 @@ struct Mark {
 }
 
 impl Fleet {
-    /// Attaches all VMs of `plan` to `switch`, all at once: a switch may try once a second.
-    pub fn connect(switch: &dyn Switch, plan: &Plan) -> anyhow::Result<Self> {
-        let spec = spec(switch, plan);
-        let spec = &spec;
+    /// Attaches all VMs of `plan` to `switch`.
+    pub fn by_plan(switch: &dyn Switch, plan: &Plan) -> anyhow::Result<Self> {
+        let mut fleet = Self::connect(&spec(switch, plan))?;
+        let drained = plan.vms.iter().enumerate().filter(|(_, vm)| vm.drains > 0.0);
+        for (sink, vm) in drained {
+            let (credit, last_ns, seen_bytes) = (0.0, 0, 0);
+            fleet.links.push(Link { sink, bits: vm.drains, credit, last_ns, seen_bytes });
+            fleet.sinks.retain(|(other, _)| *other != sink);
+        }
+        fleet.hush();
+        Ok(fleet)
+    }
+
+    /// Attaches VMs at once, because a switch may try to connect only once a second.
+    pub fn connect(spec: &LoadSpec) -> anyhow::Result<Self> {
         let vms = std::thread::scope(|scope| {
             let connect = |number| scope.spawn(move || LoadVm::connect(spec, number));
             let threads: Vec<_> = (0..spec.vms.len()).map(connect).collect();
@@ -221,31 +228,24 @@ impl Fleet {
                 })
                 .collect::<anyhow::Result<Vec<_>>>()
         })?;
-        let names = plan.vms.iter().map(|vm| vm.name.clone()).collect();
-        let place = |name: &str| plan.number(name);
-        let ways: Vec<Way> = plan
-            .vms
-            .iter()
-            .enumerate()
-            .filter_map(|(from, vm)| {
-                Some(Way { from, to: place(vm.to.as_deref()?)?, stamped: vm.stamped })
-            })
-            .collect();
-        let (mut sinks, mut links) = (Vec::new(), Vec::new());
-        for (sink, vm) in plan.vms.iter().enumerate() {
-            if vm.drains > 0.0 {
-                let (credit, last_ns, seen_bytes) = (0.0, 0, 0);
-                links.push(Link { sink, bits: vm.drains, credit, last_ns, seen_bytes });
-            } else if vm.to.is_none() {
-                sinks.push((sink, ways.iter().any(|way| way.stamped && way.to == sink)));
-            }
-        }
-        let mut fleet = Self { vms, names, ways, sinks, links, start: clock::now() };
-        for vm in &mut fleet.vms {
-            vm.announce()?;
-            vm.change(&phase(&Offer::silence()));
-        }
+        let names: Vec<String> = spec.vms.iter().map(|vm| vm.name.clone()).collect();
+        let way = |(from, vm): (usize, &VmSpec)| {
+            let to = names.iter().position(|name| Some(name) == vm.to.as_ref())?;
+            Some(Way { from, to, stamped: vm.stamped })
+        };
+        let ways: Vec<Way> = spec.vms.iter().enumerate().filter_map(way).collect();
+        let silent = spec.vms.iter().enumerate().filter(|(_, vm)| vm.to.is_none());
+        let prompt = |sink| ways.iter().any(|way| way.stamped && way.to == sink);
+        let sinks = silent.map(|(sink, _)| (sink, prompt(sink))).collect();
+        let (links, start) = (Vec::new(), clock::now());
+        let mut fleet = Self { vms, names, ways, sinks, links, start };
+        fleet.vms.iter_mut().try_for_each(LoadVm::announce)?;
         Ok(fleet)
+    }
+
+    /// The features that the device of the first VM negotiated.
+    pub fn features(&self) -> String {
+        self.vms.first().map(LoadVm::features).unwrap_or_default()
     }
 
     /// Changes what `name` sends.
@@ -297,7 +297,7 @@ impl Fleet {
         })
     }
 
-    fn now_ns(&self) -> u64 {
+    pub(super) fn now_ns(&self) -> u64 {
         clock::nanos(self.start.elapsed())
     }
 
@@ -481,11 +481,6 @@ fn phase(offer: &Offer) -> Phase {
         sizes: Some(SizeMix::fixed(offer.size)),
         flows: Some(offer.flows),
     }
-}
-
-/// The value in the middle.
-pub(crate) fn middle(values: &[f64]) -> f64 {
-    crate::bench::stats::Spread::of(values).map_or(f64::NAN, |spread| spread.median)
 }
 
 fn nanos(secs: f64) -> u64 {

@@ -16,7 +16,8 @@ use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Map, Value};
 
-use super::subject::{Case, Subject, VM_A, VM_B, WorkerReading};
+use super::plan::{Plan, Policy};
+use super::switch::{Case, LEAST_BITS, Switch, VM_A, VM_B, WorkerReading, fresh_dir, socket_in};
 use super::through::{ENDS, HOPS, Outside, Through};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::{Daemon, ThreadClock, ask};
@@ -81,7 +82,7 @@ impl OvsDpdk {
     /// Starts database and switch, and adds the bridge and its ports.
     pub fn start(bed: &Bed, tso: Tso) -> anyhow::Result<Self> {
         let name = if tso == Tso::On { "ovs-tso" } else { "ovs" };
-        let mut ovs = Self::start_ports(bed, name, tso, &["a", "b"])?;
+        let mut ovs = Self::start_in(bed, name, tso, &["a", "b"], None)?;
         ovs.set_case(Case::L3)?;
         Ok(ovs)
     }
@@ -94,11 +95,20 @@ impl OvsDpdk {
         Ok(ovs)
     }
 
-    /// The same in directory `name` with these ports, numbered from 1, and no flow.
-    pub fn start_ports(bed: &Bed, name: &str, tso: Tso, ports: &[&str]) -> anyhow::Result<Self> {
-        Self::start_in(bed, name, tso, ports, None)
+    /// Starts OVS by `plan` in directory `name` of the bed. Ports that bought bits are limited by
+    /// `ingress_policing_rate`.
+    pub fn by_plan(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
+        ensure!(!plan.offloads, "OVS-DPDK runs a plan without offloads only");
+        let ports: Vec<&str> = plan.vms.iter().map(|vm| vm.name.as_str()).collect();
+        let mut ovs = Self::start_in(bed, name, Tso::Off, &ports, None)?;
+        ovs.set_rules(&plan.flows())?;
+        for vm in plan.vms.iter().filter(|vm| vm.bound.policy == Policy::Bps) {
+            ovs.limit(&vm.name, Some(vm.bound.bits))?;
+        }
+        Ok(ovs)
     }
 
+    /// Starts OVS with these ports, which are numbered from 1, and no flow.
     fn start_in(
         bed: &Bed,
         name: &str,
@@ -108,8 +118,7 @@ impl OvsDpdk {
     ) -> anyhow::Result<Self> {
         check()?;
         bed.need_hugepages(SOCKET_MEM / 2 + GUEST_PAGES)?;
-        let dir = bed.dir().join(name);
-        std::fs::create_dir(&dir).context("making a directory")?;
+        let dir = fresh_dir(bed, name)?;
         ask(in_dir(&mut Command::new("ovsdb-tool"), &dir)
             .arg("create")
             .args([dir.join("conf.db"), SCHEMA.into()]))?;
@@ -159,13 +168,8 @@ impl OvsDpdk {
         })
     }
 
-    /// The socket of one of its ports.
-    pub fn socket(&self, port: &str) -> PathBuf {
-        self.dir.join(format!("{port}.sock"))
-    }
-
     /// Replaces all flows.
-    pub fn set_rules(&mut self, rules: &[String]) -> anyhow::Result<()> {
+    fn set_rules(&mut self, rules: &[String]) -> anyhow::Result<()> {
         ask(Command::new("ovs-ofctl").arg("del-flows").arg(self.bridge()))?;
         for rule in rules {
             ask(Command::new("ovs-ofctl").arg("add-flow").arg(self.bridge()).arg(rule))?;
@@ -173,14 +177,6 @@ impl OvsDpdk {
         // Flows made for the former table go when OVS next looks over them; this makes it look.
         self.appctl(&["revalidator/purge"])?;
         Ok(())
-    }
-
-    /// `ingress_policing_rate` and `_burst` of a port, in kbit/s and kbit; 0 is no limit.
-    pub fn police(&self, port: &str, rate: u64, burst: u64) -> anyhow::Result<()> {
-        let limits = format!(
-            "set Interface {port} ingress_policing_rate={rate} ingress_policing_burst={burst}"
-        );
-        vsctl(&self.dir, &words(&limits)).map(drop)
     }
 
     fn bridge(&self) -> String {
@@ -254,7 +250,7 @@ fn add_ports(dir: &Path, ports: &[&str], outside: Option<&Outside>) -> anyhow::R
             "add-port br0 {port} -- set Interface {port} type=dpdkvhostuserclient \
              ofport_request={number}"
         ));
-        let socket = dir.join(format!("{port}.sock"));
+        let socket = socket_in(dir, port);
         add.push(format!("options:vhost-server-path={}", socket.display()));
         vsctl(dir, &add)?;
     }
@@ -300,7 +296,7 @@ fn rules(case: Case, outside: bool) -> Vec<String> {
     }
 }
 
-impl Subject for OvsDpdk {
+impl Switch for OvsDpdk {
     fn name(&self) -> &'static str {
         match self.tso {
             Tso::Off => "ovs-dpdk",
@@ -308,8 +304,12 @@ impl Subject for OvsDpdk {
         }
     }
 
-    fn sockets(&self) -> [PathBuf; 2] {
-        ["a", "b"].map(|port| self.socket(port))
+    fn socket(&self, port: &str) -> PathBuf {
+        socket_in(&self.dir, port)
+    }
+
+    fn listens(&self) -> bool {
+        false
     }
 
     fn tsc_hz(&self) -> f64 {
@@ -333,7 +333,7 @@ impl Subject for OvsDpdk {
         self.switch.signal(Signal::SIGCONT)
     }
 
-    fn worker_waited_ns(&self) -> u64 {
+    fn waited_ns(&self) -> u64 {
         self.pmd.waited_ns()
     }
 
@@ -346,7 +346,6 @@ impl Subject for OvsDpdk {
     fn read(&mut self) -> anyhow::Result<WorkerReading> {
         let waited_ns = self.pmd.waited_ns() - self.waited_before_ns;
         let pmd = self.pmd()?.since(&self.before);
-        ensure!(pmd.packets > 0, "OVS took no frame:\n{}", self.switch.last_words());
         let share = |hits: u64| percent(hits, pmd.packets);
         let notes = vec![
             ("simple_match_percent", share(pmd.simple_match_hits)),
@@ -359,6 +358,31 @@ impl Subject for OvsDpdk {
         let (frames, busy_cycles) = (pmd.packets, pmd.busy_cycles);
         Ok(WorkerReading { frames, busy_cycles, waited_ns, notes })
     }
+
+    fn read_some(&mut self) -> anyhow::Result<WorkerReading> {
+        let reading = self.read()?;
+        ensure!(reading.frames > 0, "OVS took no frame:\n{}", self.switch.last_words());
+        Ok(reading)
+    }
+
+    fn limit(&mut self, port: &str, bits: Option<f64>) -> anyhow::Result<()> {
+        // A burst of 10 ms of the rate, as OVS's documentation advises; 0 is no limit.
+        let kbits = whole(bits.map_or(0.0, |bits| bits.max(LEAST_BITS)) / 1000.0);
+        let burst = kbits / 100;
+        let limits = format!(
+            "set Interface {port} ingress_policing_rate={kbits} ingress_policing_burst={burst}"
+        );
+        vsctl(&self.dir, &words(&limits)).map(drop)
+    }
+
+    fn ask(&self, _: &[&str]) -> Option<anyhow::Result<String>> {
+        None
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate in kbit/s")]
+fn whole(rate: f64) -> u64 {
+    rate as u64
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]

@@ -1,26 +1,24 @@
 //! The load generator of the benchmarks: two VMs in one polling loop, connected once, driven in
 //! windows. Between windows no frame is under way, so a switch's counters belong to one window.
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use penstock_dataplane::tsc::{CycleCounter as _, Tsc};
 use penstock_dataplane::worker::RunQueueWait;
 
-use super::attached::{Timed, to_f64};
-use super::subject::{VM_A, VM_B};
+use super::Timed;
+use super::fleet::{BURST, CONNECT_SECS, Fleet, LARGEST};
+use super::stats::to_f64;
+use super::switch::{PairVm, Switch, VM_A, VM_B};
 use penstock_guest::clock;
-use penstock_guest::load::{
-    LoadSpec, LoadVm, Phase, Rate, SizeMix, VmCounters, VmSpec, run_queue_wait_ns,
-};
+use penstock_guest::driver::{Features, SocketMode};
+use penstock_guest::load::{LoadSpec, Phase, Rate, SizeMix, VmCounters, VmSpec, run_queue_wait_ns};
 
 /// How long a ring may be silent before nothing is taken to be under way.
 const SILENCE: Duration = Duration::from_millis(20);
 /// The longest wait for silence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(5);
-/// How long a switch may take to connect: OVS tries once a second.
-const CONNECT_SECS: f64 = 20.0;
 /// Turns between two looks at whether the switch is there.
 const WATCH_EVERY: u32 = 1 << 20;
 /// How long a single frame is waited for.
@@ -28,24 +26,20 @@ const FRAME_LIMIT: Duration = Duration::from_millis(100);
 /// The longest latency that is told from longer ones.
 const LATENCY_MAX_NS: u64 = 1_000_000_000;
 
-/// How the generator attaches and what it writes.
-#[derive(Debug, Clone)]
-pub(crate) struct PairSettings {
-    /// The sockets it listens on.
-    pub sockets: [PathBuf; 2],
+/// How a pair attaches.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Link {
     /// Descriptors of each ring.
     pub ring_size: u16,
     /// Whether the rings are packed.
     pub packed: bool,
     /// Whether every byte is written and verified.
     pub touch: bool,
-    /// The largest frame, FCS included.
-    pub largest: u16,
 }
 
 /// What was offered and what arrived in a window.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Window {
+pub(crate) struct PairWindow {
     /// Seconds of sending.
     pub secs: f64,
     /// Frames given to the ring.
@@ -63,7 +57,7 @@ pub(crate) struct Window {
     pub waited_ns: u64,
 }
 
-impl Window {
+impl PairWindow {
     /// Frames that were sent and did not arrive.
     pub fn lost(&self) -> u64 {
         self.tx_frames.saturating_sub(self.rx_frames)
@@ -77,7 +71,7 @@ impl Paced {
     }
 }
 
-impl Timed for Window {
+impl Timed for PairWindow {
     fn secs(&self) -> f64 {
         self.secs
     }
@@ -126,79 +120,57 @@ pub(crate) struct Paced {
     pub waited_ns: u64,
 }
 
-/// The two VMs.
-#[derive(Debug)]
-pub(crate) struct Pair {
-    a: LoadVm,
-    b: LoadVm,
-    burst: usize,
-    start: Instant,
-}
-
-impl Pair {
-    /// Listens, and waits for the switch to connect to both.
-    pub fn connect(settings: &PairSettings) -> anyhow::Result<Self> {
-        let [a, b] = &settings.sockets;
-        let mut vms = vec![
-            VmSpec::new("a", a, VM_A.mac(), VM_A.ip()),
-            VmSpec::new("b", b, VM_B.mac(), VM_B.ip()),
-        ];
-        vms[0].to = Some("b".to_owned());
-        for vm in &mut vms {
-            vm.mode = penstock_guest::driver::SocketMode::Server;
-            vm.ring_size = settings.ring_size;
-            if settings.packed {
-                vm.wanted = vm.wanted | penstock_guest::driver::Features::RING_PACKED;
+/// A fleet of two: the first VM sends and the second one receives.
+impl Fleet {
+    /// Listens for `switch`, and waits until it has connected to both VMs.
+    pub fn pair(switch: &dyn Switch, link: &Link) -> anyhow::Result<Self> {
+        let vm = |name, of: PairVm| {
+            let mut vm = VmSpec::new(name, switch.socket(name), of.mac(), of.ip());
+            vm.mode = SocketMode::Server;
+            vm.ring_size = link.ring_size;
+            if link.packed {
+                vm.wanted = vm.wanted | Features::RING_PACKED;
             }
-            vm.sizes = SizeMix::fixed(settings.largest);
-        }
+            vm.sizes = SizeMix::fixed(LARGEST);
+            vm
+        };
+        let mut vms = vec![vm("a", VM_A), vm("b", VM_B)];
+        vms[0].to = Some("b".to_owned());
         let mut spec = LoadSpec::new(vms, 0.0);
-        spec.touch = settings.touch;
+        spec.touch = link.touch;
         spec.wait_secs = CONNECT_SECS;
-        let (a, b) = (LoadVm::connect(&spec, 0)?, LoadVm::connect(&spec, 1)?);
-        let mut pair = Self { a, b, burst: spec.burst, start: clock::now() };
-        pair.a.announce()?;
-        pair.b.announce()?;
+        let mut pair = Self::connect(&spec)?;
         pair.settle();
         Ok(pair)
     }
 
-    /// The features agreed on by the sender's device.
-    pub fn features(&self) -> String {
-        self.a.features()
-    }
-
     /// What is sent from here on.
-    pub fn offer(&mut self, sizes: &SizeMix, flows: u32, rate: Rate) {
+    pub fn send(&mut self, sizes: &SizeMix, flows: u32, rate: Rate) {
         let phase = Phase {
             at_secs: 0.0,
             rate: Some(rate),
             sizes: Some(sizes.clone()),
             flows: Some(flows),
         };
-        self.a.change(&phase);
-    }
-
-    fn now_ns(&self) -> u64 {
-        clock::nanos(self.start.elapsed())
+        self.vms[0].change(&phase);
     }
 
     /// Sends for `secs`, then waits until nothing is under way.
-    pub fn run(&mut self, secs: f64) -> anyhow::Result<Window> {
+    pub fn run_and_settle(&mut self, secs: f64) -> anyhow::Result<PairWindow> {
         let before = self.counters();
         let waited = run_queue_wait_ns();
         let began = self.now_ns();
         let end = began + clock::nanos(Duration::try_from_secs_f64(secs)?);
-        self.a.restart_pacing(began);
+        self.vms[0].restart_pacing(began);
         let (mut idle_ns, mut now) = (0, began);
         let mut until_watch = WATCH_EVERY;
         while now < end {
-            let moved = self.a.turn(now, self.burst)? + self.b.receive();
+            let moved = self.vms[0].turn(now, BURST)? + self.vms[1].receive();
             until_watch -= 1;
             if until_watch == 0 {
                 until_watch = WATCH_EVERY;
-                self.a.keep_connected()?;
-                self.b.keep_connected()?;
+                self.vms[0].keep_connected()?;
+                self.vms[1].keep_connected()?;
             }
             let then = self.now_ns();
             if moved == 0 {
@@ -209,7 +181,7 @@ impl Pair {
         let waited_ns = run_queue_wait_ns() - waited;
         self.settle();
         let after = self.counters();
-        Ok(Window {
+        Ok(PairWindow {
             secs: Duration::from_nanos(now - began).as_secs_f64(),
             tx_frames: after.0.tx_frames - before.0.tx_frames,
             rx_frames: after.1.sink.frames - before.1.sink.frames,
@@ -230,9 +202,9 @@ impl Pair {
             // Made, published and stamped; the switch cannot have it before the publication, so
             // the making of one frame is part of what is measured, of both switches alike.
             let sent = Tsc.now().0;
-            anyhow::ensure!(self.a.turn(0, 1)? == 1, "the ring took no frame");
+            anyhow::ensure!(self.vms[0].turn(0, 1)? == 1, "the ring took no frame");
             let cycles = loop {
-                let came = self.b.receive();
+                let came = self.vms[1].receive();
                 let cycles = to_f64(Tsc.now().0.saturating_sub(sent));
                 if came > 0 {
                     break Some(cycles);
@@ -276,20 +248,19 @@ impl Pair {
         while now < end {
             let due = whole(rate * Duration::from_nanos(now - began).as_secs_f64());
             while paced.due < due {
-                let burst =
-                    usize::try_from(due - paced.due).map_or(self.burst, |n| n.min(self.burst));
-                let sent = self.a.turn(now, burst)?;
-                self.b.receive();
+                let burst = usize::try_from(due - paced.due).map_or(BURST, |n| n.min(BURST));
+                let sent = self.vms[0].turn(now, burst)?;
+                self.vms[1].receive();
                 paced.due += sent as u64;
                 if sent < burst {
                     paced.refused += due - paced.due;
                     paced.due = due;
                 }
             }
-            self.b.receive();
+            self.vms[1].receive();
             if now >= next_look {
                 next_look = now.saturating_add(interval_ns);
-                paced.missing = self.b.counters().sink.lost.saturating_sub(missing);
+                paced.missing = self.vms[1].counters().sink.lost.saturating_sub(missing);
                 paced.waited_ns = waited() - waited_before;
                 each(paced)?;
                 paced.gap_ns = 0;
@@ -316,7 +287,7 @@ impl Pair {
     }
 
     fn counters(&mut self) -> (VmCounters, VmCounters) {
-        (self.a.counters(), self.b.counters())
+        (self.vms[0].counters(), self.vms[1].counters())
     }
 
     /// Receives until all that was sent is back and nothing has come for a while.
@@ -324,7 +295,7 @@ impl Pair {
         let began = clock::now();
         let mut quiet = began;
         while quiet.elapsed() < SILENCE && began.elapsed() < SILENCE_LIMIT {
-            if self.a.receive() + self.b.receive() > 0 || self.a.outstanding() > 0 {
+            if self.vms[0].receive() + self.vms[1].receive() > 0 || self.vms[0].outstanding() > 0 {
                 quiet = clock::now();
             }
         }

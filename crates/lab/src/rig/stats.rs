@@ -2,21 +2,18 @@
 
 use serde::Serialize;
 
-/// Runs of one thing.
+/// The distribution of repeated runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
-    /// The median; of an even number the mean of the two in the middle.
+    /// Of an even number of runs, the mean of the two in the middle.
     pub median: f64,
-    /// The smallest.
     pub min: f64,
-    /// The largest.
     pub max: f64,
-    /// How many.
     pub runs: usize,
 }
 
 impl Spread {
-    /// The spread of `values`; `None` of none.
+    /// The spread of `values`, `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -31,7 +28,18 @@ impl Spread {
     }
 }
 
-/// The median of `above[i] / below[i]`: runs next to each other in time share the machine's mood.
+/// The median of `values`, NaN if there are none.
+pub(crate) fn middle(values: &[f64]) -> f64 {
+    Spread::of(values).map_or(f64::NAN, |spread| spread.median)
+}
+
+/// A count as a number with a fraction.
+#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
+pub(crate) fn to_f64(count: u64) -> f64 {
+    count as f64
+}
+
+/// The median of `above[i] / below[i]`: neighbouring runs share the machine's speed.
 pub(crate) fn paired_ratio(above: &[f64], below: &[f64]) -> Option<f64> {
     let ratios: Vec<f64> =
         above.iter().zip(below).filter(|(_, b)| **b > 0.0).map(|(a, b)| a / b).collect();

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use serde_json::{Map, Value};
 
-use super::subject::{VM_A, VM_B, Vm};
+use super::switch::{PairVm, VM_A, VM_B};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Ward;
 use penstock_guest::bed::process::ask;
@@ -30,7 +30,7 @@ pub enum Through {
 pub(crate) const ENDS: [&str; 2] = ["u0", "u1"];
 
 /// Where frames of a VM go from each port: from, to, and whose.
-pub(crate) const HOPS: [(&str, &str, Vm); 4] =
+pub(crate) const HOPS: [(&str, &str, PairVm); 4] =
     [("a", "u0", VM_B), ("u1", "b", VM_B), ("b", "u1", VM_A), ("u0", "a", VM_A)];
 
 impl Through {

@@ -3,10 +3,10 @@
 use core::fmt;
 use std::path::PathBuf;
 
+use penstock_toml::text::is_default;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::text::is_default;
 use super::vlan::FileMode;
 
 /// Queue pairs of an attachment, 1 to 8; `check` holds the range.

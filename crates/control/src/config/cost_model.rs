@@ -11,14 +11,12 @@ use penstock_qos::cost_model::{
     self as qos, About, Action, ActionTerm, BatchTerm, Cell, CellKey, Coefficient, CostModel,
     ModelError, Parts, Source, Spread,
 };
+use penstock_toml::ConfigErrors;
+use penstock_toml::text::read as text;
+use penstock_toml::{Object, Report, list, section, unknown_sections};
 use penstock_units::TscRate;
 use serde::Deserialize;
 use toml_edit::Document;
-
-use super::draft::{Object, Report, list, section, unknown_sections};
-use super::error::ConfigErrors;
-use super::source::Source as Text;
-use super::text::read as text;
 
 const SECTIONS: [&str; 7] = ["about", "batch", "numa_remote", "vms", "cores", "action", "cell"];
 
@@ -124,34 +122,33 @@ struct Draft<'a> {
 /// # Errors
 /// All mistakes at once, in the order of the text.
 pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
-    let source = Text::new(text, file);
-    let document = Document::parse(text).map_err(|error| {
-        let problem = error.message().replace('\n', ", ");
-        let remedy = "write it again with `penstock calibrate`, or correct the TOML syntax";
-        ConfigErrors(vec![source.error(error.span(), "syntax", problem, remedy)])
-    })?;
-    let root = document.as_table();
-    let mut report = Report::new(source);
-    unknown_sections(root, &SECTIONS, &mut report);
-    let draft = Draft {
-        about: section(root, "about", &mut report),
-        batch: section(root, "batch", &mut report),
-        numa_remote: section(root, "numa_remote", &mut report),
-        vms: list(root, "vms", &mut report),
-        cores: list(root, "cores", &mut report),
-        actions: list(root, "action", &mut report),
-        cells: list(root, "cell", &mut report),
-    };
-    check(&draft, &mut report);
-    report.finish()?;
-    let Some(parts) = draft.parts() else {
-        unreachable!("a part without a value has reported why")
-    };
-    CostModel::new(parts).map_err(|error| {
-        let mut report = Report::new(Text::new(text, file));
+    let read = penstock_toml::read(text, file, |root, report| {
+        unknown_sections(root, &SECTIONS, report);
+        let draft = Draft {
+            about: section(root, "about", report),
+            batch: section(root, "batch", report),
+            numa_remote: section(root, "numa_remote", report),
+            vms: list(root, "vms", report),
+            cores: list(root, "cores", report),
+            actions: list(root, "action", report),
+            cells: list(root, "cell", report),
+        };
+        check(&draft, report);
+        if !report.is_empty() {
+            return None;
+        }
+        let Some(parts) = draft.parts() else {
+            unreachable!("a part without a value has reported why")
+        };
         let remedy = "measure again with `penstock calibrate`, or correct the value";
-        draft.tell(error, remedy, &mut report);
-        report.into_errors()
+        CostModel::new(parts).map_err(|error| draft.tell(error, remedy, report)).ok()
+    });
+    read.map_err(|mut errors| {
+        for error in errors.0.iter_mut().filter(|error| error.object == "syntax") {
+            "write it again with `penstock calibrate`, or correct the TOML syntax"
+                .clone_into(&mut error.remedy);
+        }
+        errors
     })
 }
 
@@ -160,7 +157,7 @@ pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
 /// # Errors
 /// All mistakes at once; a file that cannot be read is one.
 pub fn load_model(path: &Path) -> Result<CostModel, ConfigErrors> {
-    parse_model(&super::file::read_file(path)?, &path.display().to_string())
+    parse_model(&penstock_toml::read_file(path)?, &path.display().to_string())
 }
 
 /// What is missing, of another version, or there twice.

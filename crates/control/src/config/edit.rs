@@ -1,9 +1,9 @@
 //! Changes to the text of a configuration: its author's comments and order stay.
 
+use penstock_toml::ConfigError;
 use serde::Serialize;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Formatted, Item, Table, TableLike, Value};
 
-use super::error::ConfigError;
 use super::model::{Port, Tenant};
 use super::rule::Rule;
 use super::upgrade::{path, upgrade_table};

@@ -10,8 +10,6 @@ pub const DOMAINS_MAX: usize = 4_096;
 pub const RULES_MAX: usize = 16_384;
 /// Most `[[fdb]]` tables.
 pub const FDB_MAX: usize = 16_384;
-/// Longest file, in bytes.
-pub const FILE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Most pairs of value and mask that one rule's port ranges may become.
 pub const RULE_MASKS_MAX: usize = 64;
 /// Most MAC addresses, and most IP addresses, bound to a port.

@@ -4,9 +4,8 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
+use penstock_toml::text_value;
 use penstock_units::MacAddr;
-
-use super::text::text_value;
 
 /// Most value/mask pairs that a port range becomes; the worst range needs 30.
 pub const PORT_MASKS_MAX: usize = 30;

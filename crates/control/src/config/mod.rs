@@ -10,9 +10,6 @@ mod check;
 mod cost_model;
 mod draft;
 mod edit;
-mod error;
-pub mod fabric;
-mod file;
 mod joining;
 pub(crate) mod limits;
 mod machine;
@@ -26,27 +23,27 @@ mod release;
 mod rtp;
 pub(crate) mod rule;
 mod schema;
-mod schema_parts;
 mod share;
-mod source;
 mod switching;
 mod terms;
-mod text;
 mod upgrade;
 pub(crate) mod vlan;
 mod wfq;
+
+pub use penstock_toml::schema::FileSchema;
+pub use penstock_toml::{
+    BitsPerSecond, ConfigError, ConfigErrors, CyclesPerSecond, PacketsPerSecond,
+};
+pub(crate) use penstock_toml::{read_file, save};
 
 pub use attachment::{
     Attachment, Offloads, Packet, Queues, SocketMode, Tap, VhostUser, Xdp, ZeroCopy,
 };
 pub use cost_model::{load_model, model_text, parse_model};
 pub(crate) use edit::{Edit, EditError, Kind, text_of};
-pub use error::{ConfigError, ConfigErrors};
-pub(crate) use file::{read_file, save};
 pub use joining::{FabricSection, FabricTls};
 pub use limits::{
-    BINDINGS_MAX, DOMAINS_MAX, FDB_MAX, FILE_BYTES_MAX, PORTS_MAX, RULE_MASKS_MAX, RULES_MAX,
-    TENANTS_MAX,
+    BINDINGS_MAX, DOMAINS_MAX, FDB_MAX, PORTS_MAX, RULE_MASKS_MAX, RULES_MAX, TENANTS_MAX,
 };
 pub use machine::Machine;
 pub(crate) use machine::account;
@@ -64,11 +61,8 @@ pub use receiving::{Receive, Sharing};
 pub use release::{Egress, IngressPolicy, Readiness, Schedule};
 pub use rtp::RtpStream;
 pub use rule::{Action, Match, Rule};
-pub use schema::{FileSchema, SCHEMAS, schema};
-pub use share::{
-    BitsPerSecond, Contract, ContractRate, CyclesPerSecond, Flows, ModelSection, PacketsPerSecond,
-    Police, Priority, Sizes, Weight,
-};
+pub use schema::{SCHEMAS, schema};
+pub use share::{Contract, ContractRate, Flows, ModelSection, Police, Priority, Sizes, Weight};
 pub use switching::{ListenTls, SwitchSection};
 pub use terms::{Joining, Switching};
 pub use upgrade::{current_port, outdated};

@@ -8,6 +8,8 @@ use core::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use penstock_dataplane::port::peer_memory::MemoryLimits;
+use penstock_toml::text::is_default;
+use penstock_toml::{BitsPerSecond, CyclesPerSecond};
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,11 +22,8 @@ use super::receiving::Receive;
 use super::release::{Egress, IngressPolicy, Readiness, Schedule};
 use super::rtp::RtpStream;
 use super::rule::Rule;
-use super::share::{
-    BitsPerSecond, Contract, CyclesPerSecond, ModelSection, Police, Priority, Weight,
-};
+use super::share::{Contract, ModelSection, Police, Priority, Weight};
 use super::switching::SwitchSection;
-use super::text::is_default;
 use super::vlan::{Vlan, VlanList};
 use super::wfq::Wfq;
 

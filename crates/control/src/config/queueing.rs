@@ -1,9 +1,8 @@
 //! What waits for an output: `queue`, `shape`, and a port's and tenant's shares.
 
+use penstock_toml::BitsPerSecond;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use super::share::BitsPerSecond;
 
 /// Bytes of a queue.
 pub(super) const BYTES: core::ops::RangeInclusive<u64> = 2_048..=8 << 20;
@@ -78,7 +77,7 @@ pub struct Shape {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub receive: Option<BitsPerSecond>,
     /// How. Default `smooth`.
-    #[serde(skip_serializing_if = "super::text::is_default")]
+    #[serde(skip_serializing_if = "penstock_toml::text::is_default")]
     pub shaper: Shaper,
     /// token-bucket: milliseconds between two portions of tokens, 1 to 1000. Default 50.
     #[serde(skip_serializing_if = "Option::is_none")]

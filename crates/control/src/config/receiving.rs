@@ -1,10 +1,9 @@
 //! `receive`: what a VM, and a tenant, may have of what comes for it; `send`: what a tenant may
 //! send over the network.
 
+use penstock_toml::{BitsPerSecond, PacketsPerSecond};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use super::share::{BitsPerSecond, PacketsPerSecond};
 
 /// What a tenant's VM may have above its part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]

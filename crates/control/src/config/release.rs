@@ -4,7 +4,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-use super::text::text_value;
+use penstock_toml::text_value;
 
 /// This release's version.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");

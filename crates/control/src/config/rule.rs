@@ -3,11 +3,11 @@
 use core::fmt;
 use core::str::FromStr;
 
+use penstock_toml::text_value;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::matching::{Dscp, EtherType, IpPrefix, IpProto, MacMatch, PortMatch};
-use super::text::text_value;
 use super::vlan::Vlan;
 
 /// A rule. It applies to frames *from* one port, from a tenant's ports, or from all.

@@ -9,26 +9,17 @@
 //! have their schemas beside the code that reads them (`fabric`).
 
 use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
+use penstock_toml::schema::{ADDRESS, FileSchema, Tables, has, merge, need, written};
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde_json::{Value, json};
 
 use super::attachment::Attachment;
-use super::fabric;
 use super::limits::{BINDINGS_MAX, FDB_MAX, PORTS_MAX, RULES_MAX, TENANTS_MAX};
 use super::model::HostConfig;
-use super::schema_parts::{ADDRESS, Tables, has, merge, need, written};
 
-/// A kind of file by name, and what makes its schema.
-pub type FileSchema = (&'static str, fn() -> String);
-
-/// All kinds of files. The committed copy of a schema is `docs/NAME.schema.json`.
-pub const SCHEMAS: [FileSchema; 5] = [
-    ("host", schema),
-    ("controller", fabric::controller_schema),
-    ("fabric", fabric::topology_schema),
-    ("tenants", fabric::tenants_schema),
-    ("vcpu", vcpu),
-];
+/// The kinds of files that this crate reads. The committed copy of a schema is
+/// `docs/NAME.schema.json`.
+pub const SCHEMAS: [FileSchema; 2] = [("host", schema), ("vcpu", vcpu)];
 
 /// Names of hosts, tenants, ports and rules.
 const NAME: &str = "^[A-Za-z0-9._-]{1,32}$";

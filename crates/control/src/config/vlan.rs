@@ -3,11 +3,10 @@
 use core::fmt;
 use core::str::FromStr;
 
+use penstock_toml::text_value;
 use penstock_units::Vid;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
-
-use super::text::text_value;
 
 /// A VLAN, 1 to 4094. Written as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,7 +47,7 @@ impl FromStr for Vlan {
 
 impl<'de> Deserialize<'de> for Vlan {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        super::text::read(d, "a VLAN from 1 to 4094")
+        penstock_toml::text::read(d, "a VLAN from 1 to 4094")
     }
 }
 
@@ -107,7 +106,7 @@ impl FromStr for VlanRange {
 
 impl<'de> Deserialize<'de> for VlanRange {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        super::text::read(d, "a VLAN such as 100 or a range such as \"100-110\"")
+        penstock_toml::text::read(d, "a VLAN such as 100 or a range such as \"100-110\"")
     }
 }
 

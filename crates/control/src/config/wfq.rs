@@ -5,11 +5,12 @@ use core::str::FromStr;
 use std::collections::BTreeMap;
 
 use penstock_qos::wfq::QUEUES_MAX;
+use penstock_toml::BitsPerSecond;
+use penstock_toml::text_value;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::share::{BitsPerSecond, Weight};
-use super::text::text_value;
+use super::share::Weight;
 
 /// Queues of a port.
 #[expect(clippy::cast_possible_truncation, reason = "64")]

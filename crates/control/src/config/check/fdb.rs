@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::super::draft::{Draft, Object, Report};
+use penstock_toml::{Object, Report};
+
+use super::super::draft::Draft;
 use super::super::limits::FDB_MAX;
 use super::super::model::FdbStatic;
 use super::super::network::Network;

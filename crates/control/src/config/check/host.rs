@@ -1,8 +1,9 @@
 //! The sections `[host]`, `[worker]`, `[forwarding]`.
 
 use penstock_dataplane::worker::WORKERS_MAX;
+use penstock_toml::{Object, Report};
 
-use super::super::draft::{Draft, Object, Report};
+use super::super::draft::Draft;
 use super::super::machine::Machine;
 use super::super::model::{HostSection, WorkerSection};
 use super::world::{check_name, check_range, check_socket};

@@ -1,6 +1,8 @@
 //! `[fabric]`, and that nobody else gives what the fabric gives.
 
-use super::super::draft::{Draft, Object, Report};
+use penstock_toml::{Object, Report};
+
+use super::super::draft::Draft;
 use super::super::joining::FabricSection;
 use super::super::release::Egress;
 use super::world::World;

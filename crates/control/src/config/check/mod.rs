@@ -15,9 +15,10 @@ mod tenants;
 mod vcpus;
 mod world;
 
+use penstock_toml::Report;
 use world::World;
 
-use super::draft::{Draft, Report};
+use super::draft::Draft;
 use super::machine::Machine;
 use super::model::HostConfig;
 

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use penstock_qos::policer::RATE_MAX;
+use penstock_toml::{Object, Report};
 use penstock_units::BitsPerSecond;
 
 use super::super::attachment::{Attachment, SocketMode, Tap, VhostUser};
-use super::super::draft::{Draft, Object, Report};
+use super::super::draft::Draft;
 use super::super::limits::{BINDINGS_MAX, PORTS_MAX};
 use super::super::model::{Port, Tenant};
 use super::super::network::port_vlans;

@@ -3,8 +3,8 @@
 use penstock_qos::policer::{RATE_MAX as LIMIT_MAX, RATE_MIN as LIMIT_MIN};
 use penstock_qos::shaper::{RATE_MAX, RATE_MIN};
 use penstock_qos::wfq::QUEUES_MAX;
+use penstock_toml::{Object, Report};
 
-use super::super::draft::{Object, Report};
 use super::super::model::Port;
 use super::super::queueing::{BYTES, Excess, FRAMES, PERIOD_MS, Shaper, WAIT_US};
 use super::super::release::Egress;

@@ -2,9 +2,9 @@
 
 use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
 use penstock_qos::policer::{DEPTH_MAX, PACKETS_MAX, RATE_MAX, RATE_MIN};
+use penstock_toml::{Object, Report};
 use penstock_units::PacketsPerSecond;
 
-use super::super::draft::{Object, Report};
 use super::super::model::{Port, Tenant};
 use super::super::receiving::Receive;
 

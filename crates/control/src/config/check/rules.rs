@@ -1,6 +1,8 @@
 //! `[[rule]]`: where it applies, that its match can be met, and what it does.
 
-use super::super::draft::{Draft, Object, Report};
+use penstock_toml::{Object, Report};
+
+use super::super::draft::Draft;
 use super::super::limits::{RULE_MASKS_MAX, RULES_MAX};
 use super::super::matching::{EtherType, IpPrefix};
 use super::super::model::Port;

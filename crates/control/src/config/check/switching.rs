@@ -1,6 +1,8 @@
 //! `[switch]`: that its ports have queues, and that nobody else sets them.
 
-use super::super::draft::{Draft, Object, Report};
+use penstock_toml::{Object, Report};
+
+use super::super::draft::Draft;
 use super::super::release::Egress;
 use super::super::switching::SwitchSection;
 use super::world::World;

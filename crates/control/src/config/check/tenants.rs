@@ -1,6 +1,8 @@
 //! `[[tenant]]`.
 
-use super::super::draft::{Draft, Report};
+use penstock_toml::Report;
+
+use super::super::draft::Draft;
 use super::super::limits::{DOMAINS_MAX, TENANTS_MAX};
 use super::super::wfq::DSCPS;
 use super::world::{World, check_count, check_names, check_range};

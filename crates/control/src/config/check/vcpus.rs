@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 
+use penstock_toml::{Object, Report};
 use penstock_vcpu::planned::planned;
 use penstock_vcpu::terms::{Mistake, VcpuSection, VmTable};
 
-use super::super::draft::{Draft, Object, Report};
+use super::super::draft::Draft;
 use super::super::machine::Machine;
 use super::world::check_names;
 

@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::super::draft::{Draft, Object, Report};
+use penstock_toml::{Object, Report};
+
+use super::super::draft::Draft;
 use super::super::model::{Port, Tenant};
 use super::super::network::Networks;
+
 /// Longest name.
 const NAME_BYTES_MAX: usize = 32;
 /// Longest path of a unix socket: `sun_path` has 108 bytes, the last one 0.

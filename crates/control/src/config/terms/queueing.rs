@@ -3,12 +3,13 @@
 use penstock_dataplane::queue::{Order, Pacing, QueueTerms, ShapeTerms, ShaperKind};
 use penstock_qos::fair_share::{Bound, Excess as QosExcess};
 use penstock_qos::shaper::PERIOD_OF_XEN;
+use penstock_toml::BitsPerSecond;
 use penstock_units::Nanos;
 
 use super::super::model::Port;
 use super::super::queueing::{Excess, Shape, Shaper};
 use super::super::release::Egress;
-use super::super::share::BitsPerSecond;
+
 impl Shape {
     fn terms(&self, rate: BitsPerSecond) -> ShapeTerms {
         let period = self.period_ms.map_or(PERIOD_OF_XEN, Nanos::from_millis);

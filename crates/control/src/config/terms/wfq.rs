@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use penstock_dataplane::queue::{Classes, HeldLane};
+use penstock_toml::BitsPerSecond;
 
 use super::super::model::{HostConfig, Port};
 use super::super::release::Egress;
-use super::super::share::BitsPerSecond;
 use super::super::wfq::Wfq;
+
 impl Wfq {
     /// Its classes after `old`; `tenant` knows tenants' numbers.
     fn classes(&self, tenant: impl Fn(&str) -> Option<u16>, old: &Classes) -> Classes {

@@ -3,26 +3,29 @@
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
+/// A kind of file by name, and the function that returns its schema.
+pub type FileSchema = (&'static str, fn() -> String);
+
 /// An address and a port.
-pub(super) const ADDRESS: &str = "^([0-9.]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$";
+pub const ADDRESS: &str = "^([0-9.]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$";
 
 /// The tables of a file that no type of ours is whole.
-#[derive(Default)]
-pub(super) struct Tables(SchemaGenerator);
+#[derive(Debug, Default)]
+pub struct Tables(SchemaGenerator);
 
 impl Tables {
     /// `[table]`.
-    pub(super) fn one<T: JsonSchema>(&mut self) -> Value {
+    pub fn one<T: JsonSchema>(&mut self) -> Value {
         self.0.subschema_for::<T>().into()
     }
 
     /// `[[table]]`.
-    pub(super) fn list<T: JsonSchema>(&mut self) -> Value {
+    pub fn list<T: JsonSchema>(&mut self) -> Value {
         json!({ "type": "array", "items": self.one::<T>() })
     }
 
     /// The file's schema: its tables, those that it must have, and rules besides.
-    pub(super) fn file(
+    pub fn file(
         mut self,
         description: &str,
         tables: Value,
@@ -43,7 +46,7 @@ impl Tables {
 }
 
 /// The text of a schema with rules besides.
-pub(super) fn written(mut schema: Value, rules: Value) -> String {
+pub fn written(mut schema: Value, rules: Value) -> String {
     plain(&mut schema);
     merge(&mut schema, rules);
     // As a schema again, which is written in the order that people read.
@@ -109,7 +112,7 @@ fn one_type_each(keys: &mut Map<String, Value>, types: &[Value]) {
 }
 
 /// Adds `more` to `schema`, objects key by key.
-pub(super) fn merge(schema: &mut Value, more: Value) {
+pub fn merge(schema: &mut Value, more: Value) {
     match (schema, more) {
         (Value::Object(keys), Value::Object(more)) => {
             for (key, value) in more {
@@ -121,13 +124,13 @@ pub(super) fn merge(schema: &mut Value, more: Value) {
 }
 
 /// A table with all of these keys.
-pub(super) fn has(keys: &[&str]) -> Value {
+pub fn has(keys: &[&str]) -> Value {
     let any: Map<String, Value> = keys.iter().map(|key| ((*key).to_owned(), true.into())).collect();
     need(keys, any.into())
 }
 
 /// A table with all of these keys, and those of `properties` as they say. `ajv` wants a key that is
 /// required named among the properties.
-pub(super) fn need(keys: &[&str], properties: Value) -> Value {
+pub fn need(keys: &[&str], properties: Value) -> Value {
     json!({ "type": "object", "properties": properties, "required": keys })
 }

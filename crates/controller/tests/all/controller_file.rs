@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use penstock_control::config::fabric::{ControllerFile, DriverFile, PenstockFile, load_controller};
+use penstock_controller::files::{ControllerFile, DriverFile, PenstockFile, load_controller};
 
 const TOPOLOGY: &str = "[fabric]\nname = \"dc\"\n\n[servers]\nslots = 4\n\n\
     [[tier]]\nfan_out = 2\nrate = \"10G\"\n";

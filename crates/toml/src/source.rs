@@ -4,18 +4,18 @@ use core::ops::Range;
 
 use toml_edit::{Item, Table, Value};
 
-use super::error::ConfigError;
+use crate::error::ConfigError;
 
 /// A text with the beginnings of its lines.
 #[derive(Debug)]
-pub(super) struct Source<'a> {
+pub(crate) struct Source<'a> {
     file: &'a str,
     text: &'a str,
     lines: Vec<usize>,
 }
 
 impl<'a> Source<'a> {
-    pub(super) fn new(text: &'a str, file: &'a str) -> Self {
+    pub(crate) fn new(text: &'a str, file: &'a str) -> Self {
         let after_breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         let lines = core::iter::once(0).chain(after_breaks.map(|(at, _)| at + 1)).collect();
         Self { file, text, lines }
@@ -30,7 +30,7 @@ impl<'a> Source<'a> {
     }
 
     /// An error at a span of the text.
-    pub(super) fn error(
+    pub(crate) fn error(
         &self,
         span: Option<Range<usize>>,
         object: &str,
@@ -51,7 +51,7 @@ impl<'a> Source<'a> {
 
 /// The span of `path` below a table: keys and array indices with dots between them, as in
 /// `match.dst_port` or `mac.1`. What is missing has the span of the nearest thing that is there.
-pub(super) fn span_of(table: &Table, path: &str) -> Option<Range<usize>> {
+pub(crate) fn span_of(table: &Table, path: &str) -> Option<Range<usize>> {
     let mut span = table.span();
     let mut steps = path.split('.');
     let Some(item) = steps.next().and_then(|key| table.get(key)) else { return span };

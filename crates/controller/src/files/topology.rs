@@ -5,15 +5,14 @@ use penstock_fabric::tenant_placement::{Policy, QueueWeight};
 use penstock_fabric::topology::{
     LinkSpec, NodeId, NodeSpec, Regular, RegularError, SpecError, Tier, Topology, TopologySpec,
 };
+use penstock_toml::BitsPerSecond;
+use penstock_toml::schema::{Tables, has, need};
+use penstock_toml::{Object, Report, list, section};
 use penstock_units as units;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use toml_edit::Table;
-
-use super::super::draft::{Object, Report, list, section};
-use super::super::schema_parts::{Tables, has, need};
-use super::super::share::BitsPerSecond;
 
 pub(super) const SECTIONS: [&str; 7] =
     ["fabric", "servers", "tier", "server", "switch", "link", "out"];

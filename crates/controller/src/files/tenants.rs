@@ -5,14 +5,13 @@ use std::collections::HashMap;
 use penstock_fabric::hose::{Hose, HoseError, VmClass};
 use penstock_fabric::tenant_placement::{Affinity, Request, Spread};
 use penstock_fabric::topology::Topology;
+use penstock_toml::BitsPerSecond;
+use penstock_toml::schema::{Tables, need};
+use penstock_toml::{Object, Report, list};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use toml_edit::Table;
-
-use super::super::draft::{Object, Report, list};
-use super::super::schema_parts::{Tables, need};
-use super::super::share::BitsPerSecond;
 
 pub(super) const SECTIONS: [&str; 1] = ["tenant"];
 

@@ -1,6 +1,6 @@
 //! Files of a datacenter and of its tenants: what they mean, and what refuses them.
 
-use penstock_control::config::fabric::{parse_tenants, parse_topology};
+use penstock_controller::files::{parse_tenants, parse_topology};
 use penstock_fabric::ledger::Service;
 use penstock_fabric::topology::Topology;
 use penstock_units::BitsPerSecond;

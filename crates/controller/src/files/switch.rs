@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use penstock_fabric::topology::{NodeId, Topology};
+use penstock_toml::schema::need;
+use penstock_toml::{Object, Report, list};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use toml_edit::Table;
-
-use super::super::draft::{Object, Report, list};
-use super::super::schema_parts::need;
 
 /// How a switch is told.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -92,6 +92,57 @@ pub fn loose(schema: &Value) -> Vec<String> {
     found
 }
 
+/// The keys of all tables of a file.
+#[must_use]
+pub fn keys(schema: &Value) -> Vec<String> {
+    let tables = schema["$defs"].as_object().into_iter().flat_map(|defs| defs.values());
+    let tables = [schema].into_iter().chain(tables);
+    let keys = tables.filter_map(|table| table["properties"].as_object());
+    keys.flat_map(|keys| keys.keys().cloned()).collect()
+}
+
+/// The keys of a file that no code span of its page in Markdown names, alone or with its table.
+#[must_use]
+pub fn undocumented(schema: &Value, page: &str) -> Vec<String> {
+    let code: Vec<&str> = page.split('`').skip(1).step_by(2).collect();
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let named =
+        |key: &str| code.iter().any(|code| code.split(|c| !is_word(c)).any(|word| word == key));
+    keys(schema).into_iter().filter(|key| !named(key)).collect()
+}
+
+/// Compares a schema with the program: both must accept `base` with each text of `right` appended,
+/// and refuse it with each of `wrong`. `refuses` returns the program's error.
+///
+/// # Panics
+/// If they disagree, with all texts about which they do.
+pub fn compare(
+    schema: &Value,
+    base: &str,
+    right: &[&str],
+    wrong: &[&str],
+    refuses: impl Fn(&str) -> Option<String>,
+) {
+    let mut differ = Vec::new();
+    let right = right.iter().map(|more| (true, more));
+    for (is_right, more) in right.chain(wrong.iter().map(|more| (false, more))) {
+        let text = format!("{base}{more}\n");
+        let said = refuses(&text);
+        let file: Value = toml_edit::de::from_str(&text).expect("TOML");
+        let passes = is_valid(schema, schema, &file);
+        // An error must say something.
+        let agrees = if is_right {
+            said.is_none() && passes
+        } else {
+            said.as_deref().is_some_and(|said| !said.is_empty()) && !passes
+        };
+        if !agrees {
+            differ.push(format!("right: {is_right}, passes: {passes}, {said:?}:\n{text}"));
+        }
+    }
+    assert!(differ.is_empty(), "{}", differ.join("\n"));
+}
+
 fn look(schema: &Value, at: &str, mut known: Known, found: &mut Vec<String>) {
     let Value::Object(keys) = schema else { return };
     match keys.get("type") {

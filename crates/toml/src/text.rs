@@ -11,12 +11,12 @@ use core::str::FromStr;
 use serde::de::{Deserializer, Error, Visitor};
 
 /// Whether a value is left out when it is written.
-pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
 /// Reads anything that parses from text; whole numbers are taken as their digits.
-pub(crate) fn read<'de, D, T>(deserializer: D, expecting: &'static str) -> Result<T, D::Error>
+pub fn read<'de, D, T>(deserializer: D, expecting: &'static str) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: FromStr<Err: fmt::Display>,
@@ -49,28 +49,28 @@ where
 /// Implements serde and the schema for a type with `FromStr` and `Display`.
 ///
 /// `text_value!(Type, "what is expected", { schema })`
+#[macro_export]
 macro_rules! text_value {
     ($type:ty, $name:literal, $expecting:literal, $schema:tt) => {
-        impl<'de> serde::Deserialize<'de> for $type {
-            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-                $crate::config::text::read(d, $expecting)
+        impl<'de> $crate::serde::Deserialize<'de> for $type {
+            fn deserialize<D: $crate::serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                $crate::text::read(d, $expecting)
             }
         }
 
-        impl serde::Serialize for $type {
-            fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        impl $crate::serde::Serialize for $type {
+            fn serialize<S: $crate::serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
                 s.collect_str(self)
             }
         }
 
-        impl schemars::JsonSchema for $type {
+        impl $crate::schemars::JsonSchema for $type {
             fn schema_name() -> std::borrow::Cow<'static, str> {
                 $name.into()
             }
-            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                schemars::json_schema!($schema)
+            fn json_schema(_: &mut $crate::schemars::SchemaGenerator) -> $crate::schemars::Schema {
+                $crate::schemars::json_schema!($schema)
             }
         }
     };
 }
-pub(crate) use text_value;

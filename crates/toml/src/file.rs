@@ -6,11 +6,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use super::error::{ConfigError, ConfigErrors};
-use super::limits::FILE_BYTES_MAX;
+use crate::error::{ConfigError, ConfigErrors};
+use crate::read::FILE_BYTES_MAX;
 
 /// The text of a configuration file.
-pub(crate) fn read_file(path: &Path) -> Result<String, ConfigErrors> {
+pub fn read_file(path: &Path) -> Result<String, ConfigErrors> {
     let failed = |problem: String, remedy: &str| {
         let file = path.display().to_string();
         let (object, remedy) = ("file".to_owned(), remedy.to_owned());
@@ -30,7 +30,7 @@ pub(crate) fn read_file(path: &Path) -> Result<String, ConfigErrors> {
 /// Replaces the file's text: a temporary file beside it, synced, then renamed over it. The file's
 /// mode stays; a symbolic link is followed. What has the temporary file's name is removed, not
 /// written to: it may be a link that somebody else put there.
-pub(crate) fn save(path: &Path, text: &str) -> io::Result<()> {
+pub fn save(path: &Path, text: &str) -> io::Result<()> {
     let path = fs::canonicalize(path)?;
     let mode = fs::metadata(&path)?.permissions().mode() & 0o7777;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();

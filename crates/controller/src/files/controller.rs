@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use penstock_fabric::dscp::Palette;
 use penstock_fabric::queue_binding::{Mode, Settings};
 use penstock_fabric::topology::NodeId;
+use penstock_toml::schema::{ADDRESS, Tables, has, need};
+use penstock_toml::{ConfigErrors, Object, Report, section};
 use penstock_units::Nanos;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use toml_edit::Table;
 
-use super::super::draft::{Object, Report, section};
-use super::super::schema_parts::{ADDRESS, Tables, has, need};
 use super::{FabricFile, SwitchFile, switch};
 
 pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];
@@ -276,7 +276,7 @@ pub(super) fn read(
     root: &Table,
     folder: &Path,
     report: &mut Report<'_>,
-    fabric: impl FnOnce(&Path) -> Result<FabricFile, super::ConfigErrors>,
+    fabric: impl FnOnce(&Path) -> Result<FabricFile, ConfigErrors>,
 ) -> Option<ControllerFile> {
     let Some(object) = section::<Controller>(root, "controller", report) else {
         report.file("the section [controller] is missing", "add [controller] with `topology`");

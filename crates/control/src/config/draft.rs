@@ -4,13 +4,12 @@ use penstock_toml::{Object, Report, list, section, unknown_sections};
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use toml_edit::Table;
 
-use super::joining::FabricSection;
-use super::model::{
-    FdbStatic, ForwardingSection, HostConfig, HostSection, Port, Tenant, WorkerSection,
-};
+use super::fabric::FabricSection;
+use super::host::{ForwardingSection, HostSection, WorkerSection};
+use super::model::{FdbStatic, HostConfig, Port, Tenant};
 use super::rule::Rule;
 use super::share::ModelSection;
-use super::switching::SwitchSection;
+use super::switch::SwitchSection;
 use super::upgrade::ATTACHMENT;
 
 const SECTIONS: [&str; 12] = [

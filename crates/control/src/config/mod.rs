@@ -10,23 +10,27 @@ mod check;
 mod cost_model;
 mod draft;
 mod edit;
-mod joining;
+mod egress_policer;
+mod fabric;
+mod host;
+mod ingress_policer;
 pub(crate) mod limits;
 mod machine;
 pub(crate) mod matching;
 pub(crate) mod model;
 mod network;
-mod queueing;
+mod queue;
 mod read;
-mod receiving;
 mod release;
 mod rtp;
 pub(crate) mod rule;
 mod schema;
+mod shape;
 mod share;
-mod switching;
+mod switch;
 mod terms;
 mod upgrade;
+mod values;
 pub(crate) mod vlan;
 mod wfq;
 
@@ -41,7 +45,10 @@ pub use attachment::{
 };
 pub use cost_model::{load_model, model_text, parse_model};
 pub(crate) use edit::{Edit, EditError, Kind, text_of};
-pub use joining::{FabricSection, FabricTls};
+pub use egress_policer::{Receive, Sharing};
+pub use fabric::{AgentTerms, FabricSection, FabricTls};
+pub use host::{ForwardingSection, HostSection, Seccomp, WorkerSection};
+pub use ingress_policer::Police;
 pub use limits::{
     BINDINGS_MAX, DOMAINS_MAX, FDB_MAX, PORTS_MAX, RULE_MASKS_MAX, RULES_MAX, TENANTS_MAX,
 };
@@ -50,21 +57,17 @@ pub(crate) use machine::account;
 pub use matching::{
     Dscp, EtherType, IpPrefix, IpProto, MacMatch, PORT_MASKS_MAX, PortMatch, StationMac,
 };
-pub use model::{
-    FdbStatic, ForwardingSection, HostConfig, HostSection, Port, Seccomp, SlowPath, Tenant,
-    WorkerSection,
-};
+pub use model::{FdbStatic, HostConfig, Port, SlowPath, Tenant};
 pub(crate) use network::{Network, Networks, port_vlans};
-pub use queueing::{Excess, Queue, Shape, Shaper};
+pub use queue::{Excess, Queue};
 pub use read::{load, migrate, parse, parse_on};
-pub use receiving::{Receive, Sharing};
 pub use release::{Egress, IngressPolicy, Readiness, Schedule};
 pub use rtp::RtpStream;
 pub use rule::{Action, Match, Rule};
 pub use schema::{SCHEMAS, schema};
-pub use share::{Contract, ContractRate, Flows, ModelSection, Police, Priority, Sizes, Weight};
-pub use switching::{ListenTls, SwitchSection};
-pub use terms::{Joining, Switching};
+pub use shape::{Shape, Shaper};
+pub use share::{Contract, ContractRate, Flows, ModelSection, Priority, Sizes, Weight};
+pub use switch::{ListenTls, SwitchSection, SwitchTerms};
 pub use upgrade::{current_port, outdated};
 pub use vlan::{FileMode, Vlan, VlanList, VlanRange};
 pub use wfq::{CodePoint, Wfq};

@@ -4,10 +4,8 @@
 //! tenant, a rule's port) is checked by [`super::parse`], so a [`HostConfig`] that came from there
 //! is right as a whole. Units stand in the key's name (`_s`, `_us`, `_per_second`).
 
-use core::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use core::net::IpAddr;
 
-use penstock_dataplane::port::peer_memory::MemoryLimits;
 use penstock_toml::text::is_default;
 use penstock_toml::{BitsPerSecond, CyclesPerSecond};
 use penstock_vcpu::terms::{VcpuSection, VmTable};
@@ -15,15 +13,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::attachment::{Attachment, Packet, Tap, VhostUser, Xdp};
-use super::joining::FabricSection;
+use super::egress_policer::Receive;
+use super::fabric::FabricSection;
+use super::host::{ForwardingSection, HostSection, WorkerSection};
+use super::ingress_policer::Police;
 use super::matching::StationMac;
-use super::queueing::{Queue, Shape};
-use super::receiving::Receive;
-use super::release::{Egress, IngressPolicy, Readiness, Schedule};
+use super::queue::Queue;
+use super::release::{Egress, IngressPolicy};
 use super::rtp::RtpStream;
 use super::rule::Rule;
-use super::share::{Contract, ModelSection, Police, Priority, Weight};
-use super::switching::SwitchSection;
+use super::shape::Shape;
+use super::share::{Contract, ModelSection, Priority, Weight};
+use super::switch::SwitchSection;
 use super::vlan::{Vlan, VlanList};
 use super::wfq::Wfq;
 

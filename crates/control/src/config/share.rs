@@ -1,12 +1,12 @@
-//! What a port bought and how it is bounded: `contract`, `cycles`, `cycle_weight`, `priority`,
-//! `police`, and `[model]`, by which a contract becomes cycles.
+//! What a port bought: `contract`, `cycles`, `cycle_weight`, `priority`; and `[model]`, which turns
+//! contracts into cycles.
 
 use core::fmt;
 use core::str::FromStr;
 use std::path::PathBuf;
 
 use penstock_qos::cost_model::{SizeMix, SizeMixError};
-use penstock_toml::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond, text_value};
+use penstock_toml::text_value;
 use penstock_units as units;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -153,34 +153,6 @@ pub struct Contract {
     /// Default `single`.
     #[serde(default)]
     pub flows: Flows,
-}
-
-/// `police = { cir = "2G", cbs = 50000000, ebs = 0 }` (RFC 2697), with `pir` and `pbs` in place of
-/// `ebs` (RFC 2698), or `{ pps = "600k", burst = 120000 }`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "a table such as { cir = \"2G\" } or { pps = \"600k\" }")]
-pub struct Police {
-    /// Committed information rate in bits per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cir: Option<BitsPerSecond>,
-    /// Committed burst size in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cbs: Option<u32>,
-    /// Excess burst size in bytes (RFC 2697).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ebs: Option<u32>,
-    /// Peak information rate in bits per second (RFC 2698).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pir: Option<BitsPerSecond>,
-    /// Peak burst size in bytes (RFC 2698).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pbs: Option<u32>,
-    /// Frames per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pps: Option<PacketsPerSecond>,
-    /// Frames at once, with `pps`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub burst: Option<u32>,
 }
 
 /// `[model]`: what a frame costs here, by which contracts become cycles.

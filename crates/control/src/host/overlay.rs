@@ -98,7 +98,8 @@ impl Overlay {
     pub(super) fn over(&self, mut config: HostConfig) -> HostConfig {
         if let Some(switch) = &config.switch {
             let nothing = Laid::default();
-            for port in config.ports.iter_mut().filter(|port| switch.sets(port)) {
+            for port in config.ports.iter_mut().filter(|port| switch.sets(&port.name, port.egress))
+            {
                 self.ports.get(&port.name).unwrap_or(&nothing).over(port);
             }
         }

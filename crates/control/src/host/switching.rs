@@ -42,7 +42,8 @@ impl Host {
     pub fn switch_ports(&self) -> Result<Vec<SwitchPort>, ApiError> {
         let config = self.config();
         let Some(switch) = &config.switch else { return Ok(Vec::new()) };
-        let set = |name: &str| config.ports.iter().any(|p| p.name == name && switch.sets(p));
+        let set =
+            |name: &str| config.ports.iter().any(|p| p.name == name && switch.sets(name, p.egress));
         let stats = self.stats(false)?;
         let ports = stats.ports.into_iter().filter(|port| set(&port.port));
         Ok(ports.map(|port| SwitchPort { name: port.port, queues: port.queues }).collect())
@@ -76,7 +77,11 @@ impl Host {
         };
         let mut overlay = Overlay::default();
         for (name, queues) in ports {
-            if !old.ports.iter().any(|port| port.name == *name && switch.sets(port)) {
+            if !old
+                .ports
+                .iter()
+                .any(|port| port.name == *name && switch.sets(&port.name, port.egress))
+            {
                 let problem = format!("port {name:?} is not a port with queues that may be set");
                 return Err(wrong(problem, "see `ports` of [switch]"));
             }

@@ -8,7 +8,8 @@ use super::super::draft::Draft;
 use super::super::limits::FDB_MAX;
 use super::super::model::FdbStatic;
 use super::super::network::Network;
-use super::world::{World, check_count};
+use super::super::values::check_count;
+use super::world::World;
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     check_count(&draft.fdb, "fdb entrie", FDB_MAX, report);

@@ -11,7 +11,9 @@ use super::super::draft::Draft;
 use super::super::limits::{BINDINGS_MAX, PORTS_MAX};
 use super::super::model::{Port, Tenant};
 use super::super::network::port_vlans;
-use super::world::{World, check_count, check_names, check_range, check_socket};
+use super::super::rtp;
+use super::super::values::{check_count, check_names, check_range, check_socket};
+use super::world::World;
 
 /// Longest interface name: `IFNAMSIZ` has 16 bytes, the last one 0.
 const INTERFACE_BYTES_MAX: usize = 15;
@@ -32,10 +34,12 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
         check_vlans(object, port, world, report);
         check_worker(object, port, draft, report);
         check_rates(object, port, report);
-        super::queueing::check(object, port, report);
-        let is_there = |name: &str| world.tenants.contains_key(name);
-        super::queueing::check_ceilings(object, port, is_there, report);
-        super::receiving::check_port(object, port, report);
+        check_queues(object, port, report);
+        if let Some(wfq) = &port.wfq {
+            wfq.check_ceilings(object, |name| world.tenants.contains_key(name), report);
+        }
+        rtp::check(object, &port.rtp, port.tenant.is_some(), report);
+        check_receive(object, port, report);
     }
     check_targets(draft, report);
     check_bindings(draft, world, report);
@@ -71,6 +75,42 @@ fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
         let problem = format!("link {link} is out of range");
         report.at(object, "link", problem, format!("write {LINK_MIN} to {RATE_MAX}"));
     }
+}
+
+/// Checks `queue`, `shape` and `wfq`.
+fn check_queues(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let attachment = port.attachment();
+    if let Some(queue) = &port.queue {
+        queue.check(object, port.egress, report);
+    }
+    if let Some(shape) = &port.shape {
+        let has_tso = attachment.as_ref().is_some_and(|of| of.offloads().tso);
+        shape.check(object, port.egress, has_tso, report);
+    }
+    if let Some(wfq) = &port.wfq {
+        wfq.check(object, port.egress, report);
+    }
+    let has_several = attachment.is_some_and(|of| of.queues() > 1);
+    if has_several && port.shaped().is_some() {
+        // There is one shaper, but each queue pair has its own clock.
+        let problem = "`shape.send` needs a single queue pair, and this port has several";
+        let remedy = "set queues = 1, or shape with `shape.receive` of the receivers";
+        report.at(object, "shape", problem, remedy);
+    }
+}
+
+fn check_receive(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let Some(receive) = &port.receive else { return };
+    if port.tenant.is_none() {
+        let remedy =
+            "remove it; give the port a `tenant`, or limit what the tenants' ports receive";
+        report.at(object, "receive", "`receive` belongs to a tenant's port", remedy);
+    }
+    if receive.sharing.is_some() {
+        let remedy = "move it to `receive` of the [[tenant]]";
+        report.at(object, "receive.sharing", "`sharing` belongs to the tenant", remedy);
+    }
+    receive.check(object, "receive", report);
 }
 
 /// That it attaches to one thing, and that thing's keys.

@@ -8,7 +8,8 @@ use super::super::matching::{EtherType, IpPrefix};
 use super::super::model::Port;
 use super::super::network::port_vlans;
 use super::super::rule::{Action, Match, Rule};
-use super::world::{World, check_count, check_names};
+use super::super::values::{check_count, check_names};
+use super::world::World;
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     check_names(&draft.rules, report);

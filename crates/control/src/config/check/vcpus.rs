@@ -8,14 +8,14 @@ use penstock_vcpu::terms::{Mistake, VcpuSection, VmTable};
 
 use super::super::draft::Draft;
 use super::super::machine::Machine;
-use super::world::check_names;
+use super::super::values::{check_count, check_names};
 
 /// Most VMs.
 const VMS_MAX: usize = 1_024;
 
 pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_>) {
     check_names(&draft.vms, report);
-    super::world::check_count(&draft.vms, "vm", VMS_MAX, report);
+    check_count(&draft.vms, "vm", VMS_MAX, report);
     check_ports(draft, report);
     for object in &draft.vms {
         let mistakes = object.value.as_ref().map(VmTable::mistakes);

@@ -1,25 +1,55 @@
-//! From `police`, `contract` and `link` to what the data path polices by.
+//! The ingress policer, `police`: it limits what a port sends, under the policies `bps` and `pps`.
 
 use penstock_qos::cost_model::FCS;
 use penstock_qos::policer::{Limit, Spec, SpecError, default_depth, default_frames};
-use penstock_units::{BitsPerSecond, PacketsPerSecond};
+use penstock_toml::{BitsPerSecond, PacketsPerSecond};
+use penstock_units as units;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use super::super::model::Port;
-use super::super::release::IngressPolicy;
-use super::super::share::{ContractRate, Police, Sizes};
+use super::release::IngressPolicy;
+use super::share::{Contract, ContractRate, Sizes};
 
 /// Mean frame of IMIX (RFC 6985: 7 of 64, 4 of 594, 1 of 1518 bytes) with FCS.
 const IMIX_BYTES: u64 = 362;
 /// What every rate in bits per second counts for a frame beyond the bytes that the switch sees.
-pub(in crate::config) const FCS_BYTES: u8 = 4;
+pub(super) const FCS_BYTES: u8 = 4;
 const _: () = assert!(FCS_BYTES as u64 == FCS);
+
+/// `police = { cir = "2G", cbs = 50000000, ebs = 0 }` (RFC 2697), with `pir` and `pbs` in place of
+/// `ebs` (RFC 2698), or `{ pps = "600k", burst = 120000 }`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "a table such as { cir = \"2G\" } or { pps = \"600k\" }")]
+pub struct Police {
+    /// Committed information rate in bits per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cir: Option<BitsPerSecond>,
+    /// Committed burst size in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cbs: Option<u32>,
+    /// Excess burst size in bytes (RFC 2697).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ebs: Option<u32>,
+    /// Peak information rate in bits per second (RFC 2698).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pir: Option<BitsPerSecond>,
+    /// Peak burst size in bytes (RFC 2698).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pbs: Option<u32>,
+    /// Frames per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pps: Option<PacketsPerSecond>,
+    /// Frames at once, with `pps`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u32>,
+}
 
 /// Why a port's limits make no sense: the key, what is wrong, what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::config) struct PoliceError {
-    pub(in crate::config) key: &'static str,
-    pub(in crate::config) problem: String,
-    pub(in crate::config) remedy: String,
+pub(super) struct PoliceError {
+    pub(super) key: &'static str,
+    pub(super) problem: String,
+    pub(super) remedy: String,
 }
 
 impl PoliceError {
@@ -69,82 +99,79 @@ fn limit(police: &Police) -> Result<Limit, PoliceError> {
     }
 }
 
-impl Port {
-    /// What the port is policed by: `police`, or the contract's rate, if its policy is `bps` or
-    /// `pps`.
-    ///
-    /// # Errors
-    /// There is nothing to police by, or it is impossible.
-    pub(in crate::config) fn checked_police(&self) -> Result<Option<Spec>, PoliceError> {
-        let given = self.police.as_ref().map(limit).transpose()?;
-        // A `police` that waits for its policy is looked at all the same.
-        let given = given.map(|limit| Spec::new(limit).map(|_| limit)).transpose()?;
-        let rate = self.contract.as_ref().map(|contract| contract.rate);
-        let limit = match (self.ingress_policy, given, rate) {
-            (IngressPolicy::Bps, Some(Limit::Packets { .. }), _) => {
-                let remedy = "write cir = \"...\", or set ingress_policy = \"pps\"";
-                return Err(PoliceError::new("police", "policy `bps` is given `pps`", remedy));
-            }
-            (IngressPolicy::Pps, Some(Limit::SingleRate { .. } | Limit::TwoRate { .. }), _) => {
-                let remedy = "write pps = \"...\", or set ingress_policy = \"bps\"";
-                return Err(PoliceError::new("police", "policy `pps` is given `cir`", remedy));
-            }
-            (IngressPolicy::Bps | IngressPolicy::Pps, Some(limit), _) => limit,
-            (IngressPolicy::Bps, None, Some(ContractRate::Bits(cir))) => {
-                Limit::SingleRate { cir, cbs: default_depth(cir), ebs: 0 }
-            }
-            (IngressPolicy::Pps, None, Some(ContractRate::Packets(rate))) => {
-                Limit::Packets { rate, burst: default_frames(rate) }
-            }
-            (policy @ (IngressPolicy::Bps | IngressPolicy::Pps), None, _) => {
-                let problem = format!("policy `{policy}` has no rate");
-                let remedy = match policy {
-                    IngressPolicy::Pps => {
-                        "add police = { pps = \"600k\" }, or a contract in frames per second"
-                    }
-                    _ => "add police = { cir = \"2G\" }, or a contract in bits per second",
-                };
-                return Err(PoliceError::new("ingress_policy", problem, remedy));
-            }
-            _ => return Ok(None),
-        };
-        // As contracts and the cost model count: a frame of 64 bytes is 60 and the FCS.
-        Ok(Some(Spec::new(limit)?.per_frame(FCS_BYTES)))
-    }
-
-    /// The same for a configuration that was checked.
-    #[must_use]
-    pub fn policed(&self) -> Option<Spec> {
-        self.checked_police().ok().flatten()
-    }
-
-    /// The rate that the port bought, in bits per second, FCS included: the contract's, else that
-    /// of `police`. Frames per second count by the contract's size.
-    #[must_use]
-    pub fn bought(&self) -> Option<BitsPerSecond> {
-        let of_frames = |rate: PacketsPerSecond, size: Option<u64>| {
-            BitsPerSecond(rate.0.saturating_mul(8 * size.unwrap_or(IMIX_BYTES)))
-        };
-        match (&self.contract, &self.police) {
-            (Some(contract), _) => Some(match contract.rate {
-                ContractRate::Bits(rate) => rate,
-                ContractRate::Packets(rate) => {
-                    of_frames(rate, contract.size.as_ref().map(Sizes::mean))
-                }
-            }),
-            (None, Some(Police { cir: Some(rate), .. })) => Some(rate.0),
-            (None, Some(Police { pps: Some(rate), .. })) => Some(of_frames(rate.0, None)),
-            _ => None,
+/// What a port with this `policy` is policed by: `police`, or the rate of `contract`. `None`: other
+/// policies do not police.
+///
+/// # Errors
+/// There is nothing to police by, or it is impossible.
+pub(super) fn checked(
+    police: Option<&Police>,
+    contract: Option<&Contract>,
+    policy: IngressPolicy,
+) -> Result<Option<Spec>, PoliceError> {
+    let given = police.map(limit).transpose()?;
+    // A `police` that waits for its policy is looked at all the same.
+    let given = given.map(|limit| Spec::new(limit).map(|_| limit)).transpose()?;
+    let rate = contract.map(|contract| contract.rate);
+    let limit = match (policy, given, rate) {
+        (IngressPolicy::Bps, Some(Limit::Packets { .. }), _) => {
+            let remedy = "write cir = \"...\", or set ingress_policy = \"pps\"";
+            return Err(PoliceError::new("police", "policy `bps` is given `pps`", remedy));
         }
+        (IngressPolicy::Pps, Some(Limit::SingleRate { .. } | Limit::TwoRate { .. }), _) => {
+            let remedy = "write pps = \"...\", or set ingress_policy = \"bps\"";
+            return Err(PoliceError::new("police", "policy `pps` is given `cir`", remedy));
+        }
+        (IngressPolicy::Bps | IngressPolicy::Pps, Some(limit), _) => limit,
+        (IngressPolicy::Bps, None, Some(ContractRate::Bits(cir))) => {
+            Limit::SingleRate { cir, cbs: default_depth(cir), ebs: 0 }
+        }
+        (IngressPolicy::Pps, None, Some(ContractRate::Packets(rate))) => {
+            Limit::Packets { rate, burst: default_frames(rate) }
+        }
+        (policy @ (IngressPolicy::Bps | IngressPolicy::Pps), None, _) => {
+            let problem = format!("policy `{policy}` has no rate");
+            let remedy = match policy {
+                IngressPolicy::Pps => {
+                    "add police = { pps = \"600k\" }, or a contract in frames per second"
+                }
+                _ => "add police = { cir = \"2G\" }, or a contract in bits per second",
+            };
+            return Err(PoliceError::new("ingress_policy", problem, remedy));
+        }
+        _ => return Ok(None),
+    };
+    // As contracts and the cost model count: a frame of 64 bytes is 60 and the FCS.
+    Ok(Some(Spec::new(limit)?.per_frame(FCS_BYTES)))
+}
+
+/// The rate that a port bought, in bits per second, FCS included: the contract's, else that of
+/// `police`. Frames per second count by the contract's size.
+pub(super) fn bought(
+    police: Option<&Police>,
+    contract: Option<&Contract>,
+) -> Option<units::BitsPerSecond> {
+    let of_frames = |rate: units::PacketsPerSecond, size: Option<u64>| {
+        units::BitsPerSecond(rate.0.saturating_mul(8 * size.unwrap_or(IMIX_BYTES)))
+    };
+    match (contract, police) {
+        (Some(contract), _) => Some(match contract.rate {
+            ContractRate::Bits(rate) => rate,
+            ContractRate::Packets(rate) => of_frames(rate, contract.size.as_ref().map(Sizes::mean)),
+        }),
+        (None, Some(Police { cir: Some(rate), .. })) => Some(rate.0),
+        (None, Some(Police { pps: Some(rate), .. })) => Some(of_frames(rate.0, None)),
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::attachment::Tap;
+    use super::super::attachment::Tap;
+    use super::super::model::Port;
     use super::*;
     use penstock_qos::policer::{Colour, Policer, Size};
-    use penstock_units::Nanos;
+    use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond};
 
     fn port(toml: &str) -> Port {
         let text = format!("name = \"vm1\"\ntap.interface = \"t\"\n{toml}");

@@ -14,16 +14,16 @@ use penstock_dataplane::port::AttachState;
 use penstock_dataplane::worker::WorkerError;
 use penstock_units::PortId;
 
+use super::data_path::{AttachError, DataPath};
 use super::error::{ApiError, ErrorKind};
 use super::state::{LivePort, Shared};
-use super::switch::{AttachError, Switch};
 use super::vcpus;
 use crate::config::{Attachment, HostConfig, VhostUser};
 use crate::snapshot::{Compiler, StaticAddress};
 
 /// The switch and what is known of it.
 pub(super) struct Core {
-    pub(super) switch: Box<dyn Switch>,
+    pub(super) switch: Box<dyn DataPath>,
     pub(super) shared: Mutex<Shared>,
     /// Where relative paths of the configuration begin.
     pub(super) dir: PathBuf,
@@ -49,15 +49,15 @@ pub(super) fn worker_failed(error: WorkerError) -> ApiError {
     ApiError::new(ErrorKind::Failed, "worker", error.to_string(), remedy)
 }
 
-/// Ports by what becomes of them.
+/// The ports that a new configuration removes, attaches again or adds.
 #[derive(Default)]
-struct Plan {
+struct PortChanges {
     removed: Vec<String>,
     reattached: Vec<String>,
     added: Vec<String>,
 }
 
-impl Plan {
+impl PortChanges {
     fn new(live: &BTreeMap<String, LivePort>, wanted: &BTreeMap<&str, Attachment>) -> Self {
         let mut plan = Self::default();
         for (name, port) in live {
@@ -102,7 +102,7 @@ impl Core {
             .iter()
             .filter_map(|port| Some((port.name.as_str(), port.attachment()?)))
             .collect();
-        let plan = Plan::new(&live, &wanted);
+        let plan = PortChanges::new(&live, &wanted);
         for name in &plan.reattached {
             if let (Some(port), Some(new)) = (live.get(name), wanted.get(name.as_str())) {
                 keeps_its_driver(name, port, new)?;
@@ -138,7 +138,7 @@ impl Core {
         generation: u64,
         before: &Compiler,
         compiler: Compiler,
-        plan: &Plan,
+        plan: &PortChanges,
     ) {
         let mut shared = lock(&self.shared);
         let shared = &mut *shared;
@@ -229,7 +229,7 @@ impl Core {
         &self,
         old: &[StaticAddress],
         new: &[StaticAddress],
-        plan: &Plan,
+        plan: &PortChanges,
         outcome: &mut Outcome,
     ) -> Result<(), WorkerError> {
         let (old, new): (BTreeSet<_>, BTreeSet<_>) = (old.iter().collect(), new.iter().collect());
@@ -308,7 +308,7 @@ fn table_error(config: &HostConfig, rule: usize, problem: &str) -> ApiError {
 }
 
 /// What differs, in words.
-fn changes(old: &HostConfig, new: &HostConfig, plan: &Plan) -> Vec<String> {
+fn changes(old: &HostConfig, new: &HostConfig, plan: &PortChanges) -> Vec<String> {
     let mut all = Vec::new();
     for (name, differs) in [
         ("[host]", old.host != new.host),

@@ -19,7 +19,7 @@ use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{FdbChunk, WorkerConfig, WorkerError, Workers};
 use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
 
-use super::switch::{AttachError, Link, Switch, home};
+use super::data_path::{AttachError, DataPath, Link, home};
 use crate::config::{
     self, Attachment, HostConfig, Machine, Offloads, PORTS_MAX, Schedule, Seccomp, SocketMode,
     ZeroCopy,
@@ -86,7 +86,7 @@ impl LiveSwitch {
     }
 }
 
-impl Switch for LiveSwitch {
+impl DataPath for LiveSwitch {
     fn attach(
         &self,
         id: PortId,

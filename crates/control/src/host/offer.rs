@@ -19,7 +19,7 @@ use super::apply::{Core, lock, worker_failed};
 use super::error::ApiError;
 use super::pricing::Pricing;
 use crate::config::{self, ConfigErrors, HostConfig};
-use crate::plan::{Plan, Planner, PortPlan};
+use crate::plan::{CapacityPlan, Planner, PortPlan};
 use crate::snapshot::{IdTable, Sold};
 
 /// Between two looks at the counters.
@@ -31,7 +31,7 @@ const THROTTLED_PART: u64 = 20;
 #[derive(Debug)]
 pub(super) struct Offer {
     model: Option<(PathBuf, Arc<CostModel>)>,
-    plan: Arc<Plan>,
+    plan: Arc<CapacityPlan>,
     learner: Learner,
     /// By port's name: corrections that were learned included.
     pub(super) sold: BTreeMap<String, Sold>,
@@ -156,11 +156,11 @@ impl Core {
     }
 }
 
-fn terms(plan: &Plan) -> impl Iterator<Item = (PortId, Terms)> + '_ {
+fn terms(plan: &CapacityPlan) -> impl Iterator<Item = (PortId, Terms)> + '_ {
     plan.ports.iter().filter_map(|port| Some((port.id, port.terms()?)))
 }
 
-fn sold(plan: &Plan, learner: &Learner) -> BTreeMap<String, Sold> {
+fn sold(plan: &CapacityPlan, learner: &Learner) -> BTreeMap<String, Sold> {
     let of = |port: &PortPlan| {
         let cycles = learner.port(port.id).map(|state| state.entitlement).unwrap_or_default();
         (port.name.clone(), Sold { cycles, price: port.price })

@@ -10,13 +10,13 @@ use penstock_qos::cost_model::CostModel;
 use penstock_qos::learner::{LearnConfig, Learner, PortLearning};
 use penstock_units::{Nanos, PortId};
 
-use crate::plan::Plan;
+use crate::plan::CapacityPlan;
 /// The plan in force and what belongs to it.
 #[derive(Debug)]
 pub(super) struct Pricing {
     /// Of this file.
     pub(super) model: Option<(PathBuf, Arc<CostModel>)>,
-    pub(super) plan: Arc<Plan>,
+    pub(super) plan: Arc<CapacityPlan>,
     pub(super) learner: Learner,
     /// When the counters were last looked at, and what they were.
     pub(super) seen: Option<(Nanos, BTreeMap<PortId, PortReading>)>,

@@ -10,9 +10,9 @@ use penstock_qos::delay_scale::PARTS;
 use penstock_units::PortId;
 
 use super::apply::{Core, lock, worker_failed};
+use super::data_path::DataPath;
 use super::error::{ApiError, ErrorKind};
 use super::state::{LivePort, Watch};
-use super::switch::Switch;
 use crate::api::{
     Delays, FdbEntry, FlowStatus, HostStatus, Named, PortStats, PortStatus, Stats, WorkerStatus,
 };
@@ -280,7 +280,7 @@ fn delays(reading: &PortReading) -> Vec<Delays> {
     kinds.into_iter().filter_map(used).collect()
 }
 
-fn worker_states(switch: &dyn Switch, watches: &[Watch], schedule: &str) -> Vec<WorkerStatus> {
+fn worker_states(switch: &dyn DataPath, watches: &[Watch], schedule: &str) -> Vec<WorkerStatus> {
     let numbered = (0..).zip(switch.workers());
     let watched = numbered.zip(watches);
     watched

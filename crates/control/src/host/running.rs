@@ -19,6 +19,7 @@ use penstock_qos::learner::PortLearning;
 use penstock_units::Nanos;
 
 use super::apply::{Core, Outcome, lock, worker_failed};
+use super::data_path::DataPath;
 use super::error::{ApiError, ErrorKind, HostError};
 use super::explaining::Past;
 use super::ledger::{Ledger, NetworkUse};
@@ -27,13 +28,12 @@ use super::live::LiveSwitch;
 use super::overlay::Overlay;
 use super::pricing::Pricing;
 use super::readings::FdbFilter;
-use super::state::{Changing, LivePort, Seen, Shared, Watch};
-use super::switch::Switch;
+use super::state::{Changing, LivePort, Shared, StallChange, Watch};
 use crate::api::{ChangeReport, Explanation, FdbEntry, FlowStatus, HostStatus, PortStatus, Stats};
 use crate::config::{
     self, ConfigError, ConfigErrors, Edit, EditError, HostConfig, Kind, Machine, Port, Rule, Tenant,
 };
-use crate::plan::Plan;
+use crate::plan::CapacityPlan;
 use crate::snapshot::Compiler;
 
 /// Between two attempts to attach ports in state `error`.
@@ -65,7 +65,7 @@ impl Host {
     /// The configuration is wrong or was changed since it was loaded; the worker cannot start.
     pub fn start(config: HostConfig, config_path: Option<PathBuf>) -> Result<Self, HostError> {
         let machine = Machine::here();
-        let make = |config: &HostConfig| -> Result<Box<dyn Switch>, ApiError> {
+        let make = |config: &HostConfig| -> Result<Box<dyn DataPath>, ApiError> {
             set_memory_limits(config.host.memory_limits());
             let switch = LiveSwitch::start(config, &Machine::here()).map_err(worker_failed)?;
             Ok(Box::new(switch))
@@ -77,7 +77,7 @@ impl Host {
         config: HostConfig,
         path: Option<PathBuf>,
         machine: Machine,
-        make: impl FnOnce(&HostConfig) -> Result<Box<dyn Switch>, ApiError>,
+        make: impl FnOnce(&HostConfig) -> Result<Box<dyn DataPath>, ApiError>,
     ) -> Result<Self, HostError> {
         let (text, file_text) = match &path {
             Some(path) => {
@@ -223,7 +223,7 @@ impl Host {
 
     /// What every port bought, and whether it fits.
     #[must_use]
-    pub fn plan(&self) -> Arc<Plan> {
+    pub fn plan(&self) -> Arc<CapacityPlan> {
         Arc::clone(&lock(&self.core.shared).pricing.plan)
     }
 
@@ -453,14 +453,14 @@ impl Host {
         for (id, (reading, _)) in self.core.switch.workers().iter().enumerate() {
             let seen = match lock(&self.core.shared).watches.get_mut(id) {
                 Some(watch) => watch.look(reading.heartbeat, now),
-                None => Seen::Nothing,
+                None => StallChange::Nothing,
             };
             match seen {
-                Seen::Stalled => {
+                StallChange::Stalled => {
                     tracing::error!("worker {id} is stalled: no heartbeat for over 1 s");
                 }
-                Seen::Recovered => tracing::info!("worker {id} runs again"),
-                Seen::Nothing => {}
+                StallChange::Recovered => tracing::info!("worker {id} runs again"),
+                StallChange::Nothing => {}
             }
         }
         // A change in progress may wait for the worker; the watchdog must not.

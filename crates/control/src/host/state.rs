@@ -7,10 +7,10 @@ use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_dataplane::schedule::PortQos;
 use penstock_units::{Nanos, PortId};
 
+use super::data_path::{AttachError, Link};
 use super::ledger::Ledger;
 use super::overlay::Overlay;
 use super::pricing::Pricing;
-use super::switch::{AttachError, Link};
 use crate::config::{Attachment, HostConfig, HostSection, Machine};
 use crate::snapshot::Compiler;
 
@@ -95,7 +95,7 @@ pub(super) struct Watch {
 
 /// What a look at the heartbeat found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum StallChange {
     Nothing,
     Stalled,
     Recovered,
@@ -104,8 +104,8 @@ pub(super) enum Seen {
 impl Watch {
     pub(super) const LIMIT: Nanos = Nanos::from_secs(1);
 
-    /// Compares the heartbeat with the last one. Says [`Seen::Stalled`] once a stall.
-    pub(super) fn look(&mut self, heartbeat: u64, now: Nanos) -> Seen {
+    /// Compares the heartbeat with the last one. Says [`StallChange::Stalled`] once a stall.
+    pub(super) fn look(&mut self, heartbeat: u64, now: Nanos) -> StallChange {
         let since = match self.last {
             Some((last, since)) if last == heartbeat => since,
             _ => now,
@@ -114,9 +114,9 @@ impl Watch {
         self.age = now.saturating_sub(since);
         let was = core::mem::replace(&mut self.stalled, self.age > Self::LIMIT);
         match (was, self.stalled) {
-            (false, true) => Seen::Stalled,
-            (true, false) => Seen::Recovered,
-            _ => Seen::Nothing,
+            (false, true) => StallChange::Stalled,
+            (true, false) => StallChange::Recovered,
+            _ => StallChange::Nothing,
         }
     }
 }
@@ -129,12 +129,12 @@ mod tests {
     fn a_heartbeat_that_stands_still_for_a_second_is_a_stall_once() {
         let mut watch = Watch::default();
         let at = |ms| Nanos::from_millis(ms);
-        assert_eq!(watch.look(7, at(0)), Seen::Nothing);
-        assert_eq!(watch.look(7, at(1_000)), Seen::Nothing);
-        assert_eq!(watch.look(7, at(1_001)), Seen::Stalled);
-        assert_eq!(watch.look(7, at(9_000)), Seen::Nothing);
+        assert_eq!(watch.look(7, at(0)), StallChange::Nothing);
+        assert_eq!(watch.look(7, at(1_000)), StallChange::Nothing);
+        assert_eq!(watch.look(7, at(1_001)), StallChange::Stalled);
+        assert_eq!(watch.look(7, at(9_000)), StallChange::Nothing);
         assert_eq!((watch.stalled, watch.age), (true, at(9_000)));
-        assert_eq!(watch.look(8, at(9_100)), Seen::Recovered);
+        assert_eq!(watch.look(8, at(9_100)), StallChange::Recovered);
         assert_eq!((watch.stalled, watch.age), (false, at(0)));
     }
 }

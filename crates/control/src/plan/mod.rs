@@ -30,7 +30,7 @@ use penstock_qos::learner::Terms;
 use penstock_units::{BitsPerSecond, CyclesPerSecond, PortId, QueueId, TscRate};
 
 use crate::config::{self, Action, ConfigError, ConfigErrors, ContractRate, HostConfig, Port};
-use crate::host::switch::home;
+use crate::host::data_path::home;
 use crate::snapshot::IdTable;
 
 /// `cycles` and `contract` may differ by this part before it is told.
@@ -113,7 +113,7 @@ impl PortPlan {
 
 /// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct CapacityPlan {
     /// Every port, in the order of the configuration.
     pub ports: Vec<PortPlan>,
     /// What each worker has.
@@ -128,7 +128,7 @@ pub struct Plan {
     pub warnings: Vec<Warning>,
 }
 
-impl Plan {
+impl CapacityPlan {
     /// What a port may have and costs, if it is known.
     #[must_use]
     pub fn port(&self, name: &str) -> Option<&PortPlan> {
@@ -152,13 +152,13 @@ pub struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// The plan; [`Plan::refusals`] says whether it may be carried out.
+    /// The plan; [`CapacityPlan::refusals`] says whether it may be carried out.
     #[must_use]
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> CapacityPlan {
         let whole = CyclesPerSecond(self.tsc.hz());
         let each = self.config.worker.capacity.map_or(whole, |capacity| capacity.0);
         let capacity = vec![each.min(whole); self.workers.min(admission::WORKERS_MAX)];
-        let mut plan = Plan { capacity, link: self.link(), ..Plan::default() };
+        let mut plan = CapacityPlan { capacity, link: self.link(), ..CapacityPlan::default() };
         self.look_at_model(each, &mut plan);
         plan.warnings.extend(depths::warnings(self.config));
         for port in &self.config.ports {
@@ -183,7 +183,7 @@ impl Planner<'_> {
 
     /// What ports are sure of that no policy guarantees anything, where classes come first and
     /// others bought cycles. The workers do the same sum for themselves.
-    fn floors(&self, plan: &mut Plan) {
+    fn floors(&self, plan: &mut CapacityPlan) {
         if self.config.worker.schedule != config::Schedule::Hbs {
             return;
         }
@@ -210,7 +210,7 @@ impl Planner<'_> {
         links.map(|link| link.0).reduce(|a, b| BitsPerSecond(a.0.saturating_add(b.0)))
     }
 
-    fn look_at_model(&self, each: CyclesPerSecond, plan: &mut Plan) {
+    fn look_at_model(&self, each: CyclesPerSecond, plan: &mut CapacityPlan) {
         if each.0 > self.tsc.hz() {
             let text = format!(
                 "[worker]: capacity {each} is more than the core's {} cycles per second, which is \
@@ -240,7 +240,7 @@ impl Planner<'_> {
         Deployment { vms: number(vms), cores: number(self.workers), numa_remote: false }
     }
 
-    fn port(&self, port: &Port, each: CyclesPerSecond, plan: &mut Plan) -> PortPlan {
+    fn port(&self, port: &Port, each: CyclesPerSecond, plan: &mut CapacityPlan) -> PortPlan {
         let contract = port.contract.as_ref().map(contract_of);
         let mut profile = match &contract {
             Some(contract) => contract.profile(0, RingKind::Split),
@@ -329,7 +329,7 @@ pub struct Checked {
     /// The model that it names.
     pub model: Option<Arc<CostModel>>,
     /// What the plan says, refusals included.
-    pub plan: Plan,
+    pub plan: CapacityPlan,
 }
 
 impl Checked {

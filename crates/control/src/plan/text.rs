@@ -4,7 +4,7 @@ use penstock_qos::admission::{Excess, Remedy};
 use penstock_qos::cost_model::Rate;
 use penstock_units::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond};
 
-use super::{Basis, Plan, is_metered, to_f64};
+use super::{Basis, CapacityPlan, is_metered, to_f64};
 use crate::config::{ConfigError, Port};
 
 fn refusal(object: String, problem: String, remedy: String) -> ConfigError {
@@ -25,7 +25,7 @@ pub(super) fn compare(
     cycles: CyclesPerSecond,
     modelled: Option<CyclesPerSecond>,
     part: f64,
-    plan: &mut Plan,
+    plan: &mut CapacityPlan,
 ) {
     let (Some(_), Some(modelled)) = (port.cycles, modelled) else { return };
     let (set, needed) = (to_f64(cycles.0), to_f64(modelled.0));
@@ -42,7 +42,7 @@ pub(super) fn compare(
 }
 
 /// Something was sold that no policy guarantees.
-pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut Plan) {
+pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut CapacityPlan) {
     if basis != Basis::None && !is_metered(port) {
         let text = format!(
             "port {}: it bought cycles and its `ingress_policy` is {}: nothing guarantees them; \
@@ -54,7 +54,7 @@ pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut Plan) {
 }
 
 /// What does not fit; `sellers` are the places of the claims' ports.
-pub(super) fn refusals(plan: &Plan, sellers: &[usize]) -> Vec<ConfigError> {
+pub(super) fn refusals(plan: &CapacityPlan, sellers: &[usize]) -> Vec<ConfigError> {
     let mut all = Vec::new();
     if let Some(excess) = &plan.admission.link {
         let problem = format!(
@@ -88,7 +88,7 @@ fn workers_text<T>(excess: &Excess<T>) -> String {
     format!("{noun} {}", numbers.join(", "))
 }
 
-fn remedies(plan: &Plan, sellers: &[usize], remedies: &[Remedy], link: bool) -> String {
+fn remedies(plan: &CapacityPlan, sellers: &[usize], remedies: &[Remedy], link: bool) -> String {
     let port = |claim: usize| sellers.get(claim).and_then(|at| plan.ports.get(*at));
     let texts = remedies.iter().filter_map(|remedy| match remedy {
         Remedy::Move { claim, worker } => {

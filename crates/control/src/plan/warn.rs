@@ -10,7 +10,7 @@ use penstock_qos::admission::WorkerSet;
 use penstock_units::CyclesPerSecond;
 use serde::{Serialize, Serializer};
 
-use super::{Basis, Plan, Planner, PortPlan, is_metered, to_f64};
+use super::{Basis, CapacityPlan, Planner, PortPlan, is_metered, to_f64};
 use crate::config::{self, HostConfig, Port, Priority, Schedule, SocketMode};
 
 /// Cycles of a frame where no model says more: fewer than any frame cost that was measured.
@@ -44,7 +44,7 @@ impl Serialize for Warning {
     }
 }
 
-impl Plan {
+impl CapacityPlan {
     /// Keeps a warning about these ports.
     pub(super) fn warn<'a>(&mut self, ports: impl IntoIterator<Item = &'a str>, text: String) {
         let ports = ports.into_iter().map(str::to_owned).collect();
@@ -59,7 +59,7 @@ impl Plan {
 
 impl Planner<'_> {
     /// What is wrong with classes, and with ports that no sum of admission counts.
-    pub(super) fn look_at_turns(&self, plan: &mut Plan) {
+    pub(super) fn look_at_turns(&self, plan: &mut CapacityPlan) {
         match self.config.worker.schedule {
             Schedule::RoundRobin => self.ignored_classes(plan),
             Schedule::Hbs => self.unsold_before_sold(plan),
@@ -67,7 +67,7 @@ impl Planner<'_> {
         self.uncounted(plan);
     }
 
-    fn ignored_classes(&self, plan: &mut Plan) {
+    fn ignored_classes(&self, plan: &mut CapacityPlan) {
         let asks = |port: &&Port| port.priority != Priority::default();
         for port in self.config.ports.iter().filter(asks) {
             let text = format!(
@@ -81,7 +81,7 @@ impl Planner<'_> {
     }
 
     /// A port that bought no cycles and has an earlier class than one that did.
-    fn unsold_before_sold(&self, plan: &mut Plan) {
+    fn unsold_before_sold(&self, plan: &mut CapacityPlan) {
         for port in self.config.ports.iter().filter(|port| !is_metered(port)) {
             let buyers = self.buyers_beside(port, plan);
             let behind = buyers.iter().filter(|buyer| buyer.priority.0 > port.priority.0);
@@ -102,7 +102,7 @@ impl Planner<'_> {
 
     /// Ports that share a worker with some that bought cycles and take turns as those do: what they
     /// use is in no sum.
-    fn uncounted(&self, plan: &mut Plan) {
+    fn uncounted(&self, plan: &mut CapacityPlan) {
         let by_class = self.config.worker.schedule == Schedule::Hbs;
         let beside = |port: &&Port| {
             let classes = self.buyers_beside(port, plan).into_iter().map(|buyer| buyer.priority.0);
@@ -132,7 +132,7 @@ impl Planner<'_> {
     }
 
     /// The ports with cycles that share a worker with `port`.
-    fn buyers_beside(&self, port: &Port, plan: &Plan) -> Vec<&Port> {
+    fn buyers_beside(&self, port: &Port, plan: &CapacityPlan) -> Vec<&Port> {
         let workers = |name: &str| plan.port(name).map_or(WorkerSet::default(), |p| p.workers);
         let own = workers(&port.name);
         let buys = |other: &&Port| {
@@ -148,7 +148,7 @@ fn shares(some: WorkerSet, others: WorkerSet) -> bool {
 }
 
 /// A policy that guarantees cycles, and none or too few to speak of.
-pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut Plan) {
+pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut CapacityPlan) {
     if !is_metered(port) {
         return;
     }
@@ -187,7 +187,7 @@ fn rounded(cycles: f64) -> u64 {
 
 /// What the configuration names and this machine does not have, which may come before the daemon
 /// does: attaching is refused until then.
-pub(super) fn missing_here(config: &HostConfig, plan: &mut Plan) {
+pub(super) fn missing_here(config: &HostConfig, plan: &mut CapacityPlan) {
     for port in &config.ports {
         let Some(config::Attachment::VhostUser(vhost)) = port.attachment() else { continue };
         if vhost.mode != SocketMode::Server {

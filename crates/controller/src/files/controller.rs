@@ -147,7 +147,7 @@ pub(super) fn schema() -> String {
         "store": tables.one::<StoreTable>(),
         "binding": tables.one::<BindingTable>(),
         "tls": tables.one::<TlsFiles>(),
-        "switch": tables.list::<switch::Switch>()
+        "switch": tables.list::<switch::SwitchTable>()
     });
     let rules = json!({ "$defs": {
         "Controller": { "properties": {

@@ -108,7 +108,8 @@ pub struct LoginFile {
 /// `[[switch]]`: a switch of the topology, and how it is told.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Switch {
+#[schemars(rename = "Switch")]
+pub(super) struct SwitchTable {
     /// As in the topology.
     name: String,
     /// What it speaks.
@@ -232,7 +233,7 @@ pub(super) fn read(
     report: &mut Report<'_>,
 ) -> BTreeMap<NodeId, SwitchFile> {
     let mut switches = BTreeMap::new();
-    let objects = list::<Switch>(root, "switch", report);
+    let objects = list::<SwitchTable>(root, "switch", report);
     for object in &objects {
         if let Some((node, switch)) = switch(object, folder, topology, report)
             && switches.insert(node, switch).is_some()
@@ -255,7 +256,7 @@ pub(super) fn read(
 }
 
 fn switch(
-    object: &Object<'_, Switch>,
+    object: &Object<'_, SwitchTable>,
     folder: &Path,
     topology: &Topology,
     report: &mut Report<'_>,
@@ -279,7 +280,7 @@ fn switch(
 }
 
 /// A key that the driver does nothing with is a mistake, as whoever wrote it thinks it does.
-fn foreign_keys(object: &Object<'_, Switch>, table: &Switch, report: &mut Report<'_>) {
+fn foreign_keys(object: &Object<'_, SwitchTable>, table: &SwitchTable, report: &mut Report<'_>) {
     let (driver, own) = table.driver.words();
     let given = [
         table.netns.is_some(),
@@ -298,8 +299,8 @@ fn foreign_keys(object: &Object<'_, Switch>, table: &Switch, report: &mut Report
 }
 
 fn address(
-    object: &Object<'_, Switch>,
-    table: &Switch,
+    object: &Object<'_, SwitchTable>,
+    table: &SwitchTable,
     remedy: &str,
     report: &mut Report<'_>,
 ) -> Option<String> {
@@ -310,8 +311,8 @@ fn address(
 }
 
 fn sonic(
-    object: &Object<'_, Switch>,
-    table: &Switch,
+    object: &Object<'_, SwitchTable>,
+    table: &SwitchTable,
     folder: &Path,
     report: &mut Report<'_>,
 ) -> Option<SonicFile> {
@@ -331,8 +332,8 @@ fn sonic(
 }
 
 fn penstock(
-    object: &Object<'_, Switch>,
-    table: &Switch,
+    object: &Object<'_, SwitchTable>,
+    table: &SwitchTable,
     folder: &Path,
     report: &mut Report<'_>,
 ) -> Option<PenstockFile> {
@@ -374,8 +375,8 @@ fn penstock(
 }
 
 fn gnmi(
-    object: &Object<'_, Switch>,
-    table: &Switch,
+    object: &Object<'_, SwitchTable>,
+    table: &SwitchTable,
     folder: &Path,
     report: &mut Report<'_>,
 ) -> Option<DriverFile> {
@@ -404,7 +405,7 @@ fn gnmi(
     Some(DriverFile::Gnmi { address, tls, login })
 }
 
-fn host_and_port(object: &Object<'_, Switch>, address: &str, report: &mut Report<'_>) {
+fn host_and_port(object: &Object<'_, SwitchTable>, address: &str, report: &mut Report<'_>) {
     let named = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
     let port = named.and_then(|(_, port)| port.parse::<u16>().ok()).filter(|port| *port != 0);
     if port.is_none() || address.contains('/') {
@@ -414,8 +415,8 @@ fn host_and_port(object: &Object<'_, Switch>, address: &str, report: &mut Report
 }
 
 fn tls(
-    object: &Object<'_, Switch>,
-    table: &Switch,
+    object: &Object<'_, SwitchTable>,
+    table: &SwitchTable,
     folder: &Path,
     report: &mut Report<'_>,
 ) -> Option<SwitchTls> {
@@ -434,8 +435,8 @@ fn tls(
 }
 
 fn interfaces(
-    object: &Object<'_, Switch>,
-    table: &Switch,
+    object: &Object<'_, SwitchTable>,
+    table: &SwitchTable,
     node: NodeId,
     topology: &Topology,
     report: &mut Report<'_>,

@@ -111,7 +111,8 @@ struct Server {
 /// `[[switch]]`: a switch of a tree that is written down.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Switch {
+#[schemars(rename = "Switch")]
+struct SwitchNode {
     /// Unique.
     name: String,
 }
@@ -155,7 +156,7 @@ pub(super) fn schema() -> String {
         "servers": tables.one::<Servers>(),
         "tier": tables.list::<TierTable>(),
         "server": tables.list::<Server>(),
-        "switch": tables.list::<Switch>(),
+        "switch": tables.list::<SwitchNode>(),
         "link": tables.list::<Link>(),
         "out": tables.list::<Out>()
     });
@@ -318,7 +319,7 @@ fn tier_rate(
 
 fn read_listed(root: &Table, report: &mut Report<'_>) -> Option<Topology> {
     let servers = list::<Server>(root, "server", report);
-    let switches = list::<Switch>(root, "switch", report);
+    let switches = list::<SwitchNode>(root, "switch", report);
     let links = list::<Link>(root, "link", report);
     let mut spec = TopologySpec::default();
     for object in &servers {
@@ -352,41 +353,43 @@ fn read_listed(root: &Table, report: &mut Report<'_>) -> Option<Topology> {
             _ => "name",
         };
         match place(&error) {
-            Place::Node(at) if at < servers.len() => report.at(&servers[at], key, problem, remedy),
-            Place::Node(at) => match switches.get(at - servers.len()) {
+            MistakePlace::Node(at) if at < servers.len() => {
+                report.at(&servers[at], key, problem, remedy)
+            }
+            MistakePlace::Node(at) => match switches.get(at - servers.len()) {
                 Some(switch) => report.at(switch, key, problem, remedy),
                 None => report.file(problem, remedy),
             },
-            Place::Link(at) => match links.get(at) {
+            MistakePlace::Link(at) => match links.get(at) {
                 Some(link) => report.at(link, key, problem, remedy),
                 None => report.file(problem, remedy),
             },
-            Place::File => report.file(problem, remedy),
+            MistakePlace::File => report.file(problem, remedy),
         }
     }
     None
 }
 
 /// Which object a mistake is of.
-enum Place {
+enum MistakePlace {
     Node(usize),
     Link(usize),
     File,
 }
 
-fn place(error: &SpecError) -> Place {
+fn place(error: &SpecError) -> MistakePlace {
     match error {
         SpecError::DuplicateName { at, .. }
         | SpecError::Slots { at, .. }
         | SpecError::Childless { at, .. }
-        | SpecError::TwoWays { at, .. } => Place::Node(*at),
+        | SpecError::TwoWays { at, .. } => MistakePlace::Node(*at),
         SpecError::Unknown { at, .. }
         | SpecError::ZeroRate { at, .. }
         | SpecError::DuplicateLink { at, .. }
         | SpecError::AboveServer { at, .. }
         | SpecError::Cycle { at, .. }
-        | SpecError::Jump { at, .. } => Place::Link(*at),
-        _ => Place::File,
+        | SpecError::Jump { at, .. } => MistakePlace::Link(*at),
+        _ => MistakePlace::File,
     }
 }
 

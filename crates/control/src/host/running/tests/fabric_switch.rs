@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::host::switching::PortQueues;
+use crate::host::fabric_switch::PortQueues;
 
 const SWITCH: &str = r#"
 [[port]]

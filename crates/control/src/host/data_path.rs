@@ -44,7 +44,7 @@ pub(crate) fn home(id: PortId, queue: QueueId, worker: Option<u16>, workers: usi
 }
 
 /// The data path as the host sees it: workers and their ports.
-pub(crate) trait Switch: Send + Sync {
+pub(crate) trait DataPath: Send + Sync {
     /// Attaches a port; it may pass frames as soon as the snapshot knows it.
     fn attach(
         &self,

@@ -33,7 +33,7 @@ pub enum Sharing {
 /// A tenant's `send` is the same without `sharing`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table such as { rate = \"200M\" }")]
-pub struct Receive {
+pub struct EgressPolicer {
     /// Bits per second, FCS included, 8k to 400G. Default: as many as come.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<BitsPerSecond>,
@@ -53,7 +53,7 @@ pub struct Receive {
     pub sharing: Option<Sharing>,
 }
 
-impl Receive {
+impl EgressPolicer {
     /// Checks the table with key `of`.
     pub(super) fn check<T>(&self, object: &Object<'_, T>, of: &str, report: &mut Report<'_>) {
         let outside =
@@ -111,7 +111,10 @@ impl Receive {
 
 /// The limits of a tenant's ports: a port's own ones, or its part of the tenant's limits `whole` by
 /// `uplink_share`. Depths of parts are the tenant's.
-pub(super) fn parts(whole: Option<Receive>, ports: &[(Option<Receive>, Weight)]) -> Vec<Terms> {
+pub(super) fn parts(
+    whole: Option<EgressPolicer>,
+    ports: &[(Option<EgressPolicer>, Weight)],
+) -> Vec<Terms> {
     let whole = whole.map(|whole| whole.terms()).unwrap_or_default();
     let weights: Vec<_> = ports.iter().map(|(_, share)| share.0).collect();
     let rates = whole.bytes.map(|(rate, depth)| (split(rate.0, &weights), depth));
@@ -119,7 +122,7 @@ pub(super) fn parts(whole: Option<Receive>, ports: &[(Option<Receive>, Weight)])
     let part = |at: usize, parts: &Option<(Vec<u64>, u32)>| {
         parts.as_ref().map(|(rates, depth)| (rates[at].max(1), *depth))
     };
-    let of = |(at, (own, _)): (usize, &(Option<Receive>, Weight))| match own {
+    let of = |(at, (own, _)): (usize, &(Option<EgressPolicer>, Weight))| match own {
         Some(own) => own.terms(),
         None => Terms {
             bytes: part(at, &rates).map(|(rate, d)| (units::BitsPerSecond(rate), d)),
@@ -144,7 +147,8 @@ mod tests {
 
     #[test]
     fn parts_go_by_share_unless_a_vm_has_its_own() {
-        let receive: Receive = toml_edit::de::from_str("rate = \"1G\"\npps = \"900k\"").unwrap();
+        let receive: EgressPolicer =
+            toml_edit::de::from_str("rate = \"1G\"\npps = \"900k\"").unwrap();
         let tenant = Tenant { receive: Some(receive), ..Tenant::new("red") };
         let own = toml_edit::de::from_str("rate = \"50M\"\nburst = 9000").unwrap();
         let own = Port { receive: Some(own), ..port("c", 1) };

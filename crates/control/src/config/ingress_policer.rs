@@ -20,7 +20,7 @@ const _: () = assert!(FCS_BYTES as u64 == FCS);
 /// `ebs` (RFC 2698), or `{ pps = "600k", burst = 120000 }`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table such as { cir = \"2G\" } or { pps = \"600k\" }")]
-pub struct Police {
+pub struct IngressPolicer {
     /// Committed information rate in bits per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cir: Option<BitsPerSecond>,
@@ -46,19 +46,19 @@ pub struct Police {
 
 /// Why a port's limits make no sense: the key, what is wrong, what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PoliceError {
+pub(super) struct IngressPolicerError {
     pub(super) key: &'static str,
     pub(super) problem: String,
     pub(super) remedy: String,
 }
 
-impl PoliceError {
+impl IngressPolicerError {
     fn new(key: &'static str, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { key, problem: problem.into(), remedy: remedy.into() }
     }
 }
 
-impl From<SpecError> for PoliceError {
+impl From<SpecError> for IngressPolicerError {
     fn from(error: SpecError) -> Self {
         let text = error.to_string();
         let (problem, remedy) = text.split_once("; ").unwrap_or((&text, "correct it"));
@@ -67,9 +67,10 @@ impl From<SpecError> for PoliceError {
 }
 
 /// Three forms and no mixture of them.
-fn limit(police: &Police) -> Result<Limit, PoliceError> {
-    let Police { cir, cbs, ebs, pir, pbs, pps, burst } = police;
-    let odd = |problem: &str, remedy: &str| Err(PoliceError::new("police", problem, remedy));
+fn limit(police: &IngressPolicer) -> Result<Limit, IngressPolicerError> {
+    let IngressPolicer { cir, cbs, ebs, pir, pbs, pps, burst } = police;
+    let odd =
+        |problem: &str, remedy: &str| Err(IngressPolicerError::new("police", problem, remedy));
     let (cir, pir) = (cir.map(|rate| rate.0), pir.map(|rate| rate.0));
     match (cir, pps) {
         (Some(_), Some(_)) => odd("`cir` and `pps` exclude each other", "keep one of them"),
@@ -105,10 +106,10 @@ fn limit(police: &Police) -> Result<Limit, PoliceError> {
 /// # Errors
 /// There is nothing to police by, or it is impossible.
 pub(super) fn checked(
-    police: Option<&Police>,
+    police: Option<&IngressPolicer>,
     contract: Option<&Contract>,
     policy: IngressPolicy,
-) -> Result<Option<Spec>, PoliceError> {
+) -> Result<Option<Spec>, IngressPolicerError> {
     let given = police.map(limit).transpose()?;
     // A `police` that waits for its policy is looked at all the same.
     let given = given.map(|limit| Spec::new(limit).map(|_| limit)).transpose()?;
@@ -116,11 +117,11 @@ pub(super) fn checked(
     let limit = match (policy, given, rate) {
         (IngressPolicy::Bps, Some(Limit::Packets { .. }), _) => {
             let remedy = "write cir = \"...\", or set ingress_policy = \"pps\"";
-            return Err(PoliceError::new("police", "policy `bps` is given `pps`", remedy));
+            return Err(IngressPolicerError::new("police", "policy `bps` is given `pps`", remedy));
         }
         (IngressPolicy::Pps, Some(Limit::SingleRate { .. } | Limit::TwoRate { .. }), _) => {
             let remedy = "write pps = \"...\", or set ingress_policy = \"bps\"";
-            return Err(PoliceError::new("police", "policy `pps` is given `cir`", remedy));
+            return Err(IngressPolicerError::new("police", "policy `pps` is given `cir`", remedy));
         }
         (IngressPolicy::Bps | IngressPolicy::Pps, Some(limit), _) => limit,
         (IngressPolicy::Bps, None, Some(ContractRate::Bits(cir))) => {
@@ -137,7 +138,7 @@ pub(super) fn checked(
                 }
                 _ => "add police = { cir = \"2G\" }, or a contract in bits per second",
             };
-            return Err(PoliceError::new("ingress_policy", problem, remedy));
+            return Err(IngressPolicerError::new("ingress_policy", problem, remedy));
         }
         _ => return Ok(None),
     };
@@ -148,7 +149,7 @@ pub(super) fn checked(
 /// The rate that a port bought, in bits per second, FCS included: the contract's, else that of
 /// `police`. Frames per second count by the contract's size.
 pub(super) fn bought(
-    police: Option<&Police>,
+    police: Option<&IngressPolicer>,
     contract: Option<&Contract>,
 ) -> Option<units::BitsPerSecond> {
     let of_frames = |rate: units::PacketsPerSecond, size: Option<u64>| {
@@ -159,8 +160,8 @@ pub(super) fn bought(
             ContractRate::Bits(rate) => rate,
             ContractRate::Packets(rate) => of_frames(rate, contract.size.as_ref().map(Sizes::mean)),
         }),
-        (None, Some(Police { cir: Some(rate), .. })) => Some(rate.0),
-        (None, Some(Police { pps: Some(rate), .. })) => Some(of_frames(rate.0, None)),
+        (None, Some(IngressPolicer { cir: Some(rate), .. })) => Some(rate.0),
+        (None, Some(IngressPolicer { pps: Some(rate), .. })) => Some(of_frames(rate.0, None)),
         _ => None,
     }
 }
@@ -179,8 +180,11 @@ mod tests {
     }
 
     fn spec(toml: &str) -> Result<Option<Limit>, String> {
-        let error = |error: PoliceError| format!("{}: {}", error.problem, error.remedy);
-        port(toml).checked_police().map(|spec| spec.map(|spec| spec.limit())).map_err(error)
+        let error = |error: IngressPolicerError| format!("{}: {}", error.problem, error.remedy);
+        port(toml)
+            .checked_ingress_policer()
+            .map(|spec| spec.map(|spec| spec.limit()))
+            .map_err(error)
     }
 
     const G: u64 = 1_000_000_000;
@@ -207,7 +211,7 @@ mod tests {
     #[test]
     fn a_policed_frame_counts_its_fcs() {
         let toml = "ingress_policy = \"bps\"\npolice = { cir = \"512k\", cbs = 640 }";
-        let policer = Policer::new(port(toml).policed().unwrap());
+        let policer = Policer::new(port(toml).ingress_policer().unwrap());
         let frame = Size { bytes: 60, frames: 1 };
         let burst = (0..20).take_while(|_| policer.mark(frame) == Colour::Green).count();
         assert_eq!(burst, 10, "640 bytes");

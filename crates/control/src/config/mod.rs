@@ -45,10 +45,10 @@ pub use attachment::{
 };
 pub use cost_model::{load_model, model_text, parse_model};
 pub(crate) use edit::{Edit, EditError, Kind, text_of};
-pub use egress_policer::{Receive, Sharing};
+pub use egress_policer::{EgressPolicer, Sharing};
 pub use fabric::{AgentTerms, FabricSection, FabricTls};
 pub use host::{ForwardingSection, HostSection, Seccomp, WorkerSection};
-pub use ingress_policer::Police;
+pub use ingress_policer::IngressPolicer;
 pub use limits::{
     BINDINGS_MAX, DOMAINS_MAX, FDB_MAX, PORTS_MAX, RULE_MASKS_MAX, RULES_MAX, TENANTS_MAX,
 };

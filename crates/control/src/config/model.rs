@@ -13,10 +13,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::attachment::{Attachment, Packet, Tap, VhostUser, Xdp};
-use super::egress_policer::Receive;
+use super::egress_policer::EgressPolicer;
 use super::fabric::FabricSection;
 use super::host::{ForwardingSection, HostSection, WorkerSection};
-use super::ingress_policer::Police;
+use super::ingress_policer::IngressPolicer;
 use super::matching::StationMac;
 use super::queue::Queue;
 use super::release::{Egress, IngressPolicy};
@@ -248,11 +248,11 @@ pub struct Tenant {
     /// What its VMs may receive together, and each by its `uplink_share`. Default: as much as
     /// comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub receive: Option<Receive>,
+    pub receive: Option<EgressPolicer>,
     /// What its VMs may send over the network, by shared ports, together. Default: as much as they
     /// can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub send: Option<Receive>,
+    pub send: Option<EgressPolicer>,
 }
 
 const fn default_fdb_limit() -> u32 {
@@ -373,11 +373,11 @@ pub struct Port {
     pub contract: Option<Contract>,
     /// The limits of the policies `bps` and `pps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub police: Option<Police>,
+    pub police: Option<IngressPolicer>,
     /// What it may receive. Default: its part, by `uplink_share`, of what its tenant may, else as
     /// much as comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub receive: Option<Receive>,
+    pub receive: Option<EgressPolicer>,
     /// Uplink: bits per second that its link carries. Default: it is not watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<BitsPerSecond>,

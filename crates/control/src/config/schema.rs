@@ -137,7 +137,7 @@ fn of_tables() -> Value {
             "if": need(&["csum"], json!({ "csum": { "const": false } })),
             "then": need(&["tso"], json!({ "tso": { "const": false } }))
         },
-        "Police": {
+        "IngressPolicer": {
             "oneOf": [
                 need(&["cir"], json!({ "cir": true, "burst": false })),
                 need(&["pps"], json!({
@@ -147,7 +147,7 @@ fn of_tables() -> Value {
             "dependentRequired": { "pbs": ["pir"] },
             "not": has(&["ebs", "pir"])
         },
-        "Receive": {
+        "EgressPolicer": {
             "anyOf": [has(&["rate"]), has(&["pps"])],
             "dependentRequired": { "burst": ["rate"], "frames": ["pps"] }
         },

@@ -11,7 +11,7 @@ use penstock_qos::policing::{Sharing, Terms};
 use penstock_units::BitsPerSecond;
 
 use super::fabric::AgentTerms;
-use super::ingress_policer::PoliceError;
+use super::ingress_policer::IngressPolicerError;
 use super::model::{HostConfig, Port, Tenant};
 use super::release::Egress;
 use super::switch::SwitchTerms;
@@ -47,12 +47,12 @@ impl HostConfig {
 
 impl Tenant {
     /// What its VMs may receive together.
-    pub(crate) fn may_receive(&self) -> Option<Terms> {
+    pub(crate) fn receive_terms(&self) -> Option<Terms> {
         self.receive.map(|receive| receive.terms())
     }
 
     /// What its VMs may send by shared ports together.
-    pub(crate) fn may_send(&self) -> Option<Terms> {
+    pub(crate) fn send_terms(&self) -> Option<Terms> {
         self.send.map(|send| send.terms())
     }
 
@@ -73,14 +73,14 @@ impl Port {
     ///
     /// # Errors
     /// There is nothing to police by, or it is impossible.
-    pub(super) fn checked_police(&self) -> Result<Option<Spec>, PoliceError> {
+    pub(super) fn checked_ingress_policer(&self) -> Result<Option<Spec>, IngressPolicerError> {
         ingress_policer::checked(self.police.as_ref(), self.contract.as_ref(), self.ingress_policy)
     }
 
     /// What the port is policed by. The configuration must be a checked one.
     #[must_use]
-    pub fn policed(&self) -> Option<Spec> {
-        self.checked_police().ok().flatten()
+    pub fn ingress_policer(&self) -> Option<Spec> {
+        self.checked_ingress_policer().ok().flatten()
     }
 
     /// The rate that the port bought, in bits per second, FCS included: the contract's, else that

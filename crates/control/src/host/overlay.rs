@@ -15,7 +15,9 @@ use std::collections::BTreeMap;
 use penstock_qos::policer::{DEPTH_MAX, RATE_MAX, RATE_MIN};
 use penstock_qos::wfq::QUEUES_MAX;
 
-use crate::config::{BitsPerSecond, CodePoint, Egress, HostConfig, Port, Receive, Weight, Wfq};
+use crate::config::{
+    BitsPerSecond, CodePoint, Egress, EgressPolicer, HostConfig, Port, Weight, Wfq,
+};
 
 /// Highest weight of a queue.
 const WEIGHT_MAX: u32 = 10_000;
@@ -65,8 +67,8 @@ struct Limits {
     /// What it sends, in a lane of the uplink: its frames wait.
     ceiling: BitsPerSecond,
     /// The same where there is no lane: what is above is dropped.
-    send: Receive,
-    receive: Receive,
+    send: EgressPolicer,
+    receive: EgressPolicer,
 }
 
 impl Limits {
@@ -75,9 +77,9 @@ impl Limits {
         Self {
             ceiling: BitsPerSecond(penstock_units::BitsPerSecond(permille(held.send, headroom))),
             // What measures itself against a policer, as TCP does, gets an eighth less.
-            send: policed(permille(held.send, headroom.max(1_125))),
+            send: policer(permille(held.send, headroom.max(1_125))),
             // Whom many send to at once has more than its part for a moment, and less in another.
-            receive: policed(permille(held.receive, headroom.max(1_250))),
+            receive: policer(permille(held.receive, headroom.max(1_250))),
         }
     }
 }
@@ -148,11 +150,11 @@ fn permille(rate: u64, permille: u32) -> u64 {
 }
 
 /// The limit of what is dropped above `rate` bits a second.
-fn policed(rate: u64) -> Receive {
+fn policer(rate: u64) -> EgressPolicer {
     let burst = u32::try_from(rate / (8 * BURSTS_PER_SECOND)).unwrap_or(u32::MAX);
     let burst = burst.clamp(BURST_MIN, DEPTH_MAX);
     let rate = Some(BitsPerSecond(penstock_units::BitsPerSecond(rate)));
-    Receive { rate, burst: Some(burst), ..Receive::default() }
+    EgressPolicer { rate, burst: Some(burst), ..EgressPolicer::default() }
 }
 
 /// What was told of a port, ready to be laid over its configuration.

@@ -23,7 +23,7 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     };
     for port in config.ports.iter().filter(|port| sends_segments(port)) {
         let object = format!("port {}: police", port.name);
-        let text = match port.policed().map(|spec| spec.limit()) {
+        let text = match port.ingress_policer().map(|spec| spec.limit()) {
             Some(Limit::SingleRate { cir, cbs, ebs }) => {
                 bytes(&object, "cbs", (cir, cbs.saturating_add(ebs)))
             }
@@ -41,7 +41,7 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
         warn(&[&port.name], of_terms(&format!("port {}: receive", port.name), receive.terms()));
     }
     for tenant in &config.tenants {
-        for (key, terms) in [("receive", tenant.may_receive()), ("send", tenant.may_send())] {
+        for (key, terms) in [("receive", tenant.receive_terms()), ("send", tenant.send_terms())] {
             let Some(terms) = terms else { continue };
             warn(&[], of_terms(&format!("tenant {}: {key}", tenant.name), terms));
         }

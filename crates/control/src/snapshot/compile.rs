@@ -15,12 +15,11 @@ use penstock_dataplane::schedule::{self, PortQos};
 use penstock_qos::cost_model::BatchPrice;
 use penstock_units::{Cycles, CyclesPerSecond, MacAddr, Vid};
 
+use super::egress_policers::{ReceivePolicers, SendPolicers};
 use super::ids::IdTable;
-use super::limits::{LimitTable, WatchedLink};
+use super::ingress_policers::{IngressPolicers, WatchedLink};
 use super::queues::QueueTable;
-use super::receiving::ReceiveTable;
 use super::rules::{Built, Scope, Targets, place_of, tables};
-use super::sending::SendTable;
 use super::streams::StreamTable;
 use crate::api::{QueueStatus, RtpStatus};
 use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, Tenant, port_vlans};
@@ -44,10 +43,10 @@ pub struct Compiler {
     /// Output sets by number; never shortened, so that tables that are kept stay right.
     sets: Vec<Box<[u16]>>,
     statics: Vec<StaticAddress>,
-    limits: LimitTable,
+    ingress_policers: IngressPolicers,
     queues: QueueTable,
-    receiving: ReceiveTable,
-    sending: SendTable,
+    receive_policers: ReceivePolicers,
+    send_policers: SendPolicers,
     streams: StreamTable,
     /// What ports bought, by number.
     bought: Vec<PortQos>,
@@ -85,10 +84,10 @@ impl Compiler {
         let mut targets = Targets { port: &port, sets: &mut sets };
         let tables = tables(config, &mut targets, &self.tables, self.workers.max(1))?;
         let networks = Networks::new(config.tenants.iter().map(Some));
-        let limits = self.limits.next(config);
+        let ingress_policers = self.ingress_policers.next(config);
         let queues = self.queues.next(config);
-        let receiving = self.receiving.next(config);
-        let sending = self.sending.next(config);
+        let receive_policers = self.receive_policers.next(config);
+        let send_policers = self.send_policers.next(config);
         let streams = self.streams.next(config);
         let (sold, bells) = (&self.sold, &self.bells);
         let world = World {
@@ -96,10 +95,10 @@ impl Compiler {
             ids: &ids,
             tables: &tables,
             networks: &networks,
-            limits: &limits,
+            ingress_policers: &ingress_policers,
             queues: &queues,
-            receiving: &receiving,
-            sending: &sending,
+            receive_policers: &receive_policers,
+            send_policers: &send_policers,
             streams: &streams,
             sold,
             bells,
@@ -109,10 +108,10 @@ impl Compiler {
         self.statics = world.statics();
         self.ids = ids;
         self.tables = tables;
-        self.limits = limits;
+        self.ingress_policers = ingress_policers;
         self.queues = queues;
-        self.receiving = receiving;
-        self.sending = sending;
+        self.receive_policers = receive_policers;
+        self.send_policers = send_policers;
         self.streams = streams;
         let of = |policy: &Option<Arc<PortPolicy>>| policy.as_ref().map(|policy| policy.qos);
         self.bought = snapshot.ports.iter().map(|policy| of(policy).unwrap_or_default()).collect();
@@ -175,7 +174,7 @@ impl Compiler {
     /// The links of the last configuration compiled that are watched, by port.
     #[must_use]
     pub fn links(&self) -> &BTreeMap<String, WatchedLink> {
-        &self.limits.links
+        &self.ingress_policers.links
     }
 
     /// What each rule has decided since its table was built, by its name.
@@ -216,10 +215,10 @@ struct World<'a> {
     ids: &'a IdTable,
     tables: &'a BTreeMap<Scope, Built>,
     networks: &'a Networks,
-    limits: &'a LimitTable,
+    ingress_policers: &'a IngressPolicers,
     queues: &'a QueueTable,
-    receiving: &'a ReceiveTable,
-    sending: &'a SendTable,
+    receive_policers: &'a ReceivePolicers,
+    send_policers: &'a SendPolicers,
     streams: &'a StreamTable,
     sold: &'a BTreeMap<String, Sold>,
     bells: &'a BTreeMap<String, VcpuBell>,
@@ -313,9 +312,9 @@ impl World<'_> {
             depth: port.depth.map(Cycles),
             price: self.sold.get(&port.name).map(|sold| sold.price).unwrap_or_default(),
         };
-        policy.limits = self.limits.of(&port.name);
-        policy.receive = self.receiving.of(&port.name);
-        policy.send = port.tenant.as_ref().and_then(|tenant| self.sending.of(tenant));
+        policy.limits = self.ingress_policers.of(&port.name);
+        policy.receive = self.receive_policers.of(&port.name);
+        policy.send = port.tenant.as_ref().and_then(|tenant| self.send_policers.of(tenant));
         policy.rtp = self.streams.of(&port.name);
         policy.watched = port.link.is_some();
         policy.queue = self.queues.of(&port.name);

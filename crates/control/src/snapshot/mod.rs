@@ -7,14 +7,13 @@
 //! rules did not change.
 
 mod compile;
+mod egress_policers;
 mod ids;
-mod limits;
+mod ingress_policers;
 mod queues;
-mod receiving;
 pub(crate) mod rules;
-mod sending;
 mod streams;
 
 pub use compile::{Compiler, Sold, StaticAddress};
 pub use ids::IdTable;
-pub use limits::WatchedLink;
+pub use ingress_policers::WatchedLink;

@@ -63,7 +63,7 @@ fn check_worker(
 
 /// That what it is held to is possible, and that only a shared port has a link.
 fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
-    if let Err(error) = port.checked_police() {
+    if let Err(error) = port.checked_ingress_policer() {
         report.at(object, error.key, error.problem, error.remedy);
     }
     let Some(link) = port.link.map(|link| link.0) else { return };

@@ -1,30 +1,30 @@
-//! Who may receive how much: meters, which outlive a snapshot.
+//! Egress policers: what VMs and tenants may receive, and what tenants may send by shared ports.
 //!
-//! **Rule.** A meter stays as long as its terms do, and one with other terms keeps what was used of
-//! it. A tenant's is one for all its ports, on whichever worker they are.
+//! A meter outlives a snapshot: it stays while its terms do, and a meter with other terms keeps the
+//! used part of its depth. All ports of a tenant share the tenant's meter, on all workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_qos::policing::{Meter, Policing, Terms};
+use penstock_qos::policing::{Meter, Policing, Sharing, Terms};
 
-use crate::config::{HostConfig, Port};
+use crate::config::{HostConfig, Port, Tenant};
 
-/// All meters of a configuration.
+/// The policers of what ports receive.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ReceiveTable {
+pub(super) struct ReceivePolicers {
     tenants: BTreeMap<String, Arc<Meter>>,
     ports: BTreeMap<String, Arc<Policing>>,
 }
 
-impl ReceiveTable {
-    /// The table for `config`; what did not change is taken over.
+impl ReceivePolicers {
+    /// The policers for `config`. Unchanged ones are taken over.
     pub(super) fn next(&self, config: &HostConfig) -> Self {
         let mut next = Self::default();
         for tenant in &config.tenants {
             let of_tenant = |port: &&Port| port.tenant.as_ref() == Some(&tenant.name);
             let ports: Vec<&Port> = config.ports.iter().filter(of_tenant).collect();
-            let contract = tenant.may_receive().map(|terms| {
+            let contract = tenant.receive_terms().map(|terms| {
                 let old = self.tenants.get(&tenant.name);
                 match old.filter(|old| *old.terms() == terms) {
                     Some(old) => Arc::clone(old),
@@ -48,7 +48,7 @@ impl ReceiveTable {
         port: &Port,
         terms: Terms,
         contract: Option<&Arc<Meter>>,
-        sharing: penstock_qos::policing::Sharing,
+        sharing: Sharing,
     ) -> Arc<Policing> {
         let old = self.ports.get(&port.name);
         let same = old.filter(|old| {
@@ -64,7 +64,7 @@ impl ReceiveTable {
         })
     }
 
-    /// What a port is held to.
+    /// The policer of a port.
     pub(super) fn of(&self, port: &str) -> Option<Arc<Policing>> {
         self.ports.get(port).cloned()
     }
@@ -72,6 +72,35 @@ impl ReceiveTable {
 
 fn renewed(old: Option<&Meter>, terms: Terms) -> Meter {
     old.map_or_else(|| Meter::new(terms), |old| old.changed(terms))
+}
+
+/// The policers of what tenants send by shared ports, by tenant.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SendPolicers(BTreeMap<String, Arc<Policing>>);
+
+impl SendPolicers {
+    /// The policers for `config`. Unchanged ones are taken over.
+    pub(super) fn next(&self, config: &HostConfig) -> Self {
+        let limited = |tenant: &Tenant| {
+            let terms = tenant.send_terms()?;
+            let policing = match self.0.get(&tenant.name) {
+                Some(old) if *old.vm().terms() == terms => Arc::clone(old),
+                Some(old) => metered(old.vm().changed(terms)),
+                None => metered(Meter::new(terms)),
+            };
+            Some((tenant.name.clone(), policing))
+        };
+        Self(config.tenants.iter().filter_map(limited).collect())
+    }
+
+    /// The policer of a tenant.
+    pub(super) fn of(&self, tenant: &str) -> Option<Arc<Policing>> {
+        self.0.get(tenant).cloned()
+    }
+}
+
+fn metered(meter: Meter) -> Arc<Policing> {
+    Arc::new(Policing::new(meter, None, Sharing::Strict))
 }
 
 #[cfg(test)]
@@ -93,8 +122,8 @@ mod tests {
 
     #[test]
     fn a_tenants_ports_share_its_meter_and_what_did_not_change_stays() {
-        let before = ReceiveTable::default().next(&config("receive = { rate = \"1G\" }"));
-        let of = |table: &ReceiveTable, port: &str| table.of(port).unwrap();
+        let before = ReceivePolicers::default().next(&config("receive = { rate = \"1G\" }"));
+        let of = |table: &ReceivePolicers, port: &str| table.of(port).unwrap();
         let (a, b) = (of(&before, "a"), of(&before, "b"));
         assert!(Arc::ptr_eq(a.tenant().unwrap(), b.tenant().unwrap()));
         assert!(of(&before, "c").tenant().is_none());
@@ -105,5 +134,19 @@ mod tests {
         assert!(Arc::ptr_eq(&of(&before, "c"), &of(&changed, "c")));
         let none = changed.next(&config(""));
         assert!(none.of("a").is_none() && none.of("c").is_some());
+    }
+
+    #[test]
+    fn a_meter_stays_with_its_terms_and_goes_with_them() {
+        let config = |send: &str| {
+            let text = format!("[host]\nname = \"h\"\n[[tenant]]\nname = \"red\"\n{send}\n");
+            parse(&text, "test").unwrap()
+        };
+        let before = SendPolicers::default().next(&config("send = { rate = \"1G\" }"));
+        let same = before.next(&config("uplink_weight = 2\nsend = { rate = \"1G\" }"));
+        assert!(Arc::ptr_eq(&before.of("red").unwrap(), &same.of("red").unwrap()));
+        let other = same.next(&config("send = { rate = \"2G\" }"));
+        assert!(!Arc::ptr_eq(&before.of("red").unwrap(), &other.of("red").unwrap()));
+        assert!(other.next(&config("")).of("red").is_none());
     }
 }

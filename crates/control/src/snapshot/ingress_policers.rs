@@ -1,8 +1,8 @@
-//! Who is held to which rate: the policers, which outlive a snapshot.
+//! Ingress policers: the rates that ports may send, by `police` and while a link is the bottleneck.
 //!
-//! **Rule.** A policer stays as long as its numbers do, so that a change elsewhere fills no bucket.
-//! Every VM's port has its part of every link that is watched and not shared by `fair-share` or
-//! `wfq`; the parts are the ports' business and the link's, so all of a link change together.
+//! A policer outlives a snapshot: it stays while its numbers do, so that an unrelated change fills
+//! no bucket. Each VM's port has a part of each link that is watched and not shared by `fair-share`
+//! or `wfq`. The parts depend on all ports and on the link, so all parts of a link change together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::config::{Egress, HostConfig, Port};
 /// A watched link.
 #[derive(Clone, Debug)]
 pub struct WatchedLink {
-    /// What it carries.
+    /// Its rate.
     pub capacity: BitsPerSecond,
-    /// Whether the limits are in; the workers read it.
+    /// Whether its limits apply. The workers read it.
     pub active: Arc<AtomicBool>,
     /// Bytes on the link of the frames that its parts dropped; the workers count them.
     pub held: Arc<AtomicU64>,
@@ -38,18 +38,18 @@ impl WatchedLink {
     }
 }
 
-/// All policers of a configuration.
+/// The ingress policers of a configuration.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LimitTable {
+pub(super) struct IngressPolicers {
     own: BTreeMap<String, Arc<Policer>>,
     pub(super) links: BTreeMap<String, WatchedLink>,
 }
 
-impl LimitTable {
-    /// The table for `config`; what did not change is taken over.
+impl IngressPolicers {
+    /// The policers for `config`. Unchanged ones are taken over.
     pub(super) fn next(&self, config: &HostConfig) -> Self {
         let own = config.ports.iter().filter_map(|port| {
-            let policer = kept(self.own.get(&port.name), port.policed()?);
+            let policer = kept(self.own.get(&port.name), port.ingress_policer()?);
             Some((port.name.clone(), policer))
         });
         let vms: Vec<&Port> = config.ports.iter().filter(|port| port.tenant.is_some()).collect();
@@ -64,7 +64,7 @@ impl LimitTable {
         Self { own: own.collect(), links: links.collect() }
     }
 
-    /// What a port is held to.
+    /// The policers of a port.
     pub(super) fn of(&self, port: &str) -> Option<Arc<Limits>> {
         let part = |link: &WatchedLink| {
             let policer = Arc::clone(link.parts.get(port)?);
@@ -98,12 +98,15 @@ fn link(old: Option<&WatchedLink>, capacity: BitsPerSecond, vms: &[&Port]) -> Wa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{BitsPerSecond as Rate, IngressPolicy, Packet, Police, Tap};
+    use crate::config::{BitsPerSecond as Rate, IngressPolicer, IngressPolicy, Packet, Tap};
 
     fn config() -> HostConfig {
         let vm = |name: &str, cir: u64| Port {
             tenant: Some("red".into()),
-            police: Some(Police { cir: Some(Rate(BitsPerSecond(cir))), ..Police::default() }),
+            police: Some(IngressPolicer {
+                cir: Some(Rate(BitsPerSecond(cir))),
+                ..IngressPolicer::default()
+            }),
             ..Port::new(name, Tap::new(name))
         };
         let link = Some(Rate(BitsPerSecond(1_000_000_000)));
@@ -118,7 +121,7 @@ mod tests {
 
     #[test]
     fn vms_have_parts_of_the_link_and_the_uplink_has_none() {
-        let table = LimitTable::default().next(&config());
+        let table = IngressPolicers::default().next(&config());
         let parts: Vec<_> = table.links["up"].parts().map(|(p, rate)| (p, rate.0)).collect();
         assert_eq!(parts, [("vm1", 247_500_000), ("vm2", 742_500_000)]);
         assert!(table.of("up").is_none());
@@ -128,15 +131,15 @@ mod tests {
 
     #[test]
     fn what_did_not_change_is_taken_over_with_its_level() {
-        let (before, mut config) = (LimitTable::default().next(&config()), config());
+        let (before, mut config) = (IngressPolicers::default().next(&config()), config());
         config.ports[2].priority = crate::config::Priority::default();
         let after = before.next(&config);
-        let of = |table: &LimitTable, port: &str| table.of(port).unwrap();
+        let of = |table: &IngressPolicers, port: &str| table.of(port).unwrap();
         let (old, new) = (of(&before, "vm2"), of(&after, "vm2"));
         assert!(Arc::ptr_eq(old.own.as_ref().unwrap(), new.own.as_ref().unwrap()));
         assert!(Arc::ptr_eq(&old.links[0].policer, &new.links[0].policer));
         let cir = Some(Rate(BitsPerSecond(300_000_000)));
-        config.ports[2].police = Some(Police { cir, ..Police::default() });
+        config.ports[2].police = Some(IngressPolicer { cir, ..IngressPolicer::default() });
         let changed = of(&after.next(&config), "vm2");
         assert!(!Arc::ptr_eq(new.own.as_ref().unwrap(), changed.own.as_ref().unwrap()));
         assert!(

@@ -1,7 +1,6 @@
-//! The cost model's file: read whole or refused whole, and written.
+//! The cost model's file: it is read whole or refused whole, and written by `penstock calibrate`.
 //!
-//! **Rule.** As a host's configuration is read: all mistakes at once, each with line, object, limit
-//! and remedy. Keys and units: `docs/cost-model.md`.
+//! Errors have the form of the host configuration's. Keys and units are in `docs/cost-model.md`.
 
 use core::fmt::Write as _;
 use std::collections::BTreeMap;
@@ -106,7 +105,7 @@ impl CellTable {
     }
 }
 
-/// A model's text, read; each part with its place.
+/// The tables of a model's file.
 struct Draft<'a> {
     about: Option<Object<'a, AboutTable>>,
     batch: Option<Object<'a, BatchTable>>,
@@ -117,7 +116,7 @@ struct Draft<'a> {
     cells: Vec<Object<'a, CellTable>>,
 }
 
-/// Reads a model's text; `file` is what errors call it.
+/// Reads a model's text. `file` is the name of the file in errors.
 ///
 /// # Errors
 /// All mistakes at once, in the order of the text.
@@ -160,7 +159,7 @@ pub fn load_model(path: &Path) -> Result<CostModel, ConfigErrors> {
     parse_model(&penstock_toml::read_file(path)?, &path.display().to_string())
 }
 
-/// What is missing, of another version, or there twice.
+/// Reports missing sections, other versions and duplicates.
 fn check(draft: &Draft<'_>, report: &mut Report<'_>) {
     let missing = [
         ("about", draft.about.is_none()),
@@ -251,7 +250,7 @@ impl Draft<'_> {
         })
     }
 
-    /// Reports what [`CostModel::new`] found where it stands.
+    /// Reports an error of [`CostModel::new`] at its place in the file.
     fn tell(&self, error: ModelError, remedy: &str, report: &mut Report<'_>) {
         let text = error.to_string();
         let (problem, why) = text.split_once("; ").unwrap_or((&text, remedy));
@@ -311,7 +310,7 @@ fn spread(spread: &Spread) -> String {
     format!("{{ median = {median:.3}, min = {min:.3}, max = {max:.3} }}")
 }
 
-/// A TOML string: quoted, with what must be escaped escaped.
+/// `text` as a quoted TOML string.
 fn quoted(text: &str) -> String {
     toml_edit::Value::from(text).to_string().trim().to_owned()
 }

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::host::HostSection;
 use super::values::{check_absolute, check_node};
 
-/// Most controllers.
 const CONTROLLERS_MAX: usize = 16;
 
-/// `[fabric]`: this host reports to a controller and does what that says. Code points of tenants
-/// and the queues of the uplink are the controller's then. Read when the daemon starts.
+/// `[fabric]`: this host reports to a fabric's controller and carries out its plans. The controller
+/// sets the code points of tenants and the queues of the uplink. The daemon reads this section only
+/// at its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FabricSection {
@@ -22,34 +22,35 @@ pub struct FabricSection {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub name: Option<String>,
-    /// Controllers, 1 to 16: `"host:port"`, asked in this order until one leads.
+    /// Addresses of 1 to 16 controllers, `"host:port"`. The host tries them in this order until one
+    /// leads.
     #[schemars(length(min = 1, max = 16))]
     pub controllers: Vec<String>,
-    /// The port into the fabric: a shared port with `egress = "wfq"`.
+    /// Name of the port into the fabric: a shared port with `egress = "wfq"`.
     pub uplink: String,
-    /// File of the last plan, an absolute path. Default: `fabric.plan` in `state_dir`.
+    /// Absolute path of the file with the last plan. Default: `fabric.plan` in `state_dir`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<PathBuf>,
-    /// Certificates. Default: none, nothing is encrypted and nobody proves who it is.
+    /// Certificates. Default: none. Then nothing is encrypted or authenticated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<FabricTls>,
 }
 
-/// `tls = { ca = "...", cert = "...", key = "..." }`: PEM files, as seen from the configuration
-/// file's directory. They are read anew for each connection.
+/// `tls = { ca = "...", cert = "...", key = "..." }`: PEM files. Relative paths begin at the
+/// configuration file's directory. The files are read for each connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FabricTls {
-    /// Who signed the controllers' certificates.
+    /// Certificate of the authority that signs the controllers' certificates.
     pub ca: PathBuf,
     /// This host's certificate, with its name in the topology.
     pub cert: PathBuf,
-    /// Its key.
+    /// Private key of `cert`.
     pub key: PathBuf,
-    /// Revocation lists of those who signed the controllers' certificates. Default: none.
+    /// Revocation lists of that authority. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crl: Option<PathBuf>,
-    /// The name that every controller's certificate has. Default `controller`.
+    /// Name in the certificates of all controllers. Default `controller`.
     #[serde(default = "server_name")]
     pub server_name: String,
 }
@@ -59,7 +60,7 @@ fn server_name() -> String {
 }
 
 impl FabricSection {
-    /// Checks what the section says of itself.
+    /// Checks the section by itself.
     pub(super) fn check(&self, object: &Object<'_, Self>, report: &mut Report<'_>) {
         check_node(object, self.name.as_deref(), "server", report);
         check_absolute(object, "plan", self.plan.as_deref(), report);

@@ -23,7 +23,7 @@ pub struct HostSection {
     /// Unix socket of the API. Default `/run/penstock/host.sock`.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
-    /// Directory for what must survive a restart. Default `/var/lib/penstock`.
+    /// Directory for state that must survive a restart. Default `/var/lib/penstock`.
     #[serde(default = "default_state_dir")]
     pub state_dir: PathBuf,
     /// Address of the Prometheus page `/metrics`, as in `127.0.0.1:9753`. Default: none.
@@ -33,17 +33,17 @@ pub struct HostSection {
     /// Whether `metrics` may be another address than a loopback one. Default `false`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub metrics_any: bool,
-    /// What is logged: `error`, `warn`, `info`, `debug`, `trace`, or filter directives such as
-    /// `info,penstock_dataplane=debug`. Default `info`.
+    /// Log filter: `error`, `warn`, `info`, `debug`, `trace`, or directives such as
+    /// `info,penstock_dataplane=debug`. RUST_LOG overrides it. Default `info`.
     #[serde(default = "default_log")]
     pub log: String,
-    /// Most memory of VMs that the daemon maps for all ports together, in GiB, 1 to 131072.
+    /// Limit on the memory of VMs that the daemon maps for all ports together, in GiB, 1 to 131072.
     /// Default: 16 times the host's memory, at most 65536.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
     pub memory_gib: Option<u32>,
-    /// Most memory of its VM that the daemon maps for each port, in GiB, 1 to 131072. Default: 4
-    /// times the host's memory, at most 65536.
+    /// Limit on the memory of a VM that the daemon maps for each port, in GiB, 1 to 131072.
+    /// Default: 4 times the host's memory, at most 65536.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
     pub memory_per_port_gib: Option<u32>,
@@ -53,7 +53,7 @@ pub struct HostSection {
 }
 
 impl HostSection {
-    /// Bytes of VMs' memory that may be mapped.
+    /// Limits on mapped memory of VMs, in bytes.
     #[must_use]
     pub fn memory_limits(&self) -> MemoryLimits {
         let default = MemoryLimits::default();
@@ -65,16 +65,16 @@ impl HostSection {
     }
 }
 
-/// What happens to a system call that a thread's filter forbids.
+/// What happens when a thread makes a forbidden system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Seccomp {
-    /// The daemon says which thread made which call, and aborts.
+    /// The daemon logs the thread and the call, and aborts.
     #[default]
     On,
-    /// The kernel logs the call and carries it out.
+    /// The kernel logs the call and executes it.
     Log,
-    /// There are no filters.
+    /// No filters are installed.
     Off,
 }
 
@@ -90,7 +90,7 @@ fn default_log() -> String {
     "info".to_owned()
 }
 
-/// Turns without a frame after which a worker sleeps, unless said otherwise.
+/// Default of `idle_turns`.
 const IDLE_TURNS: u32 = 4096;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde wants")]
@@ -102,24 +102,25 @@ fn is_default_idle_turns(turns: &u32) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerSection {
-    /// The CPUs of the polling threads, one worker each, at most 16. Default: one worker, on the
+    /// CPUs of the polling threads, at most 16. Each has one worker. Default: one worker, on the
     /// highest-numbered CPU that the daemon may use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cores: Vec<u32>,
-    /// How long an idle worker sleeps at most, in microseconds, 0 to 1000; 0 spins. Default 50.
+    /// Longest sleep of an idle worker in microseconds, 0 to 1000. With 0 it polls without sleep.
+    /// Default 50.
     #[schemars(range(max = 1000))]
     pub idle_backoff_us: u32,
-    /// Turns without a frame after which an idle worker sleeps, 1 to 1000000. Default 4096: some
+    /// Turns without a frame after which an idle worker sleeps, 1 to 1000000. Default 4096, about
     /// 10 ms of polling.
     #[serde(skip_serializing_if = "is_default_idle_turns")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub idle_turns: u32,
-    /// Whose turn it is. Default `round-robin`.
+    /// Order in which ports are served. Default `round-robin`.
     pub schedule: Schedule,
-    /// How `hbs` treats a port from which nothing comes. Default `pending`.
+    /// How `hbs` treats a port that sends no frames. Default `pending`.
     #[serde(skip_serializing_if = "is_default")]
     pub readiness: Readiness,
-    /// Microseconds between two refills of the cycle buckets, 10 to 1000. Default 50.
+    /// Interval between two refills of the cycle buckets in microseconds, 10 to 1000. Default 50.
     #[schemars(range(min = 10, max = 1000))]
     pub refill_us: u32,
     /// Cycles per second that each worker may spend on frames. Default: its whole core.
@@ -149,15 +150,15 @@ impl Default for WorkerSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ForwardingSection {
-    /// Seconds after which an address that was not seen is forgotten, 10 to 1000000 (802.1D).
-    /// Default 300.
+    /// Seconds after which an unused MAC address is removed, 10 to 1000000 (802.1D). Default 300.
     #[schemars(range(min = 10, max = 1_000_000))]
     pub fdb_ageing_s: u32,
-    /// Addresses the host can hold, 64 to 131072. Fixed while the daemon runs. Default 8192.
+    /// Size of the MAC table in addresses, 64 to 131072. A change needs a restart of the daemon.
+    /// Default 8192.
     #[schemars(range(min = 64, max = 131_072))]
     pub fdb_entries: u32,
-    /// Different masks of a table of rules (a port's, a tenant's, the host's) that are searched by
-    /// hash, 1 to 128; at most 256 rules may have further masks. Default 32.
+    /// Masks of each table of rules that are searched by hash, 1 to 128. A port, a tenant and the
+    /// host each have a table. At most 256 rules may have other masks. Default 32.
     #[schemars(range(min = 1, max = 128))]
     pub subtables_per_port: u32,
 }

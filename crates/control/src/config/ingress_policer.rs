@@ -12,7 +12,7 @@ use super::share::{Contract, ContractRate, Sizes};
 
 /// Mean frame of IMIX (RFC 6985: 7 of 64, 4 of 594, 1 of 1518 bytes) with FCS.
 const IMIX_BYTES: u64 = 362;
-/// What every rate in bits per second counts for a frame beyond the bytes that the switch sees.
+/// Bytes that every rate counts for a frame in addition to those that the switch sees: the FCS.
 pub(super) const FCS_BYTES: u8 = 4;
 const _: () = assert!(FCS_BYTES as u64 == FCS);
 
@@ -39,12 +39,12 @@ pub struct IngressPolicer {
     /// Frames per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pps: Option<PacketsPerSecond>,
-    /// Frames at once, with `pps`.
+    /// Depth in frames, with `pps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<u32>,
 }
 
-/// Why a port's limits make no sense: the key, what is wrong, what to do.
+/// A mistake in a port's limits: key, problem, remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct IngressPolicerError {
     pub(super) key: &'static str,
@@ -66,7 +66,7 @@ impl From<SpecError> for IngressPolicerError {
     }
 }
 
-/// Three forms and no mixture of them.
+/// The limit of a table. It has one of three forms, and forms do not mix.
 fn limit(police: &IngressPolicer) -> Result<Limit, IngressPolicerError> {
     let IngressPolicer { cir, cbs, ebs, pir, pbs, pps, burst } = police;
     let odd =
@@ -111,7 +111,7 @@ pub(super) fn checked(
     policy: IngressPolicy,
 ) -> Result<Option<Spec>, IngressPolicerError> {
     let given = police.map(limit).transpose()?;
-    // A `police` that waits for its policy is looked at all the same.
+    // A `police` without its policy is checked as well.
     let given = given.map(|limit| Spec::new(limit).map(|_| limit)).transpose()?;
     let rate = contract.map(|contract| contract.rate);
     let limit = match (policy, given, rate) {
@@ -142,7 +142,7 @@ pub(super) fn checked(
         }
         _ => return Ok(None),
     };
-    // As contracts and the cost model count: a frame of 64 bytes is 60 and the FCS.
+    // Contracts and the cost model count a frame of 64 bytes as 60 bytes and the FCS.
     Ok(Some(Spec::new(limit)?.per_frame(FCS_BYTES)))
 }
 
@@ -206,8 +206,8 @@ mod tests {
         assert_eq!(spec("police = { cir = \"2G\" }"), Ok(None), "another policy");
     }
 
-    /// 1,000 frames of 64 bytes, 60 of them before the FCS, are 512,000 bits: what a contract says
-    /// and what a policer lets pass are the same frames.
+    /// A contract and a policer of the same rate pass the same frames: 1,000 frames of 64 bytes
+    /// with FCS are 512,000 bits.
     #[test]
     fn a_policed_frame_counts_its_fcs() {
         let toml = "ingress_policy = \"bps\"\npolice = { cir = \"512k\", cbs = 640 }";

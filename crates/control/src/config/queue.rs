@@ -10,45 +10,45 @@ use serde::{Deserialize, Serialize};
 use super::release::Egress;
 use super::values::outside;
 
-/// Bytes of a queue.
+/// Range of `bytes`.
 const BYTES: core::ops::RangeInclusive<u64> = 2_048..=8 << 20;
-/// Microseconds that a frame waits.
+/// Range of `wait_us`.
 const WAIT_US: core::ops::RangeInclusive<u64> = 100..=10_000_000;
-/// Frames of a queue.
+/// Range of `frames`.
 const FRAMES: core::ops::RangeInclusive<u32> = 32..=65_536;
 
-/// What becomes of frames for which there is no room.
+/// What happens to frames without room in the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Excess {
-    /// They stay in their VM's ring, which is not polled meanwhile.
+    /// They stay in their VM's ring, which is not polled until there is room.
     #[default]
     Hold,
     /// They are dropped.
     Drop,
 }
 
-/// `queue = { bytes = 262144, wait_us = 10000, frames = 4096, excess = "hold" }`: how much may wait
-/// for a port. With `egress = "fair-share"` of each VM, with `"wfq"` in each queue, else of all
-/// together.
+/// `queue = { bytes = 262144, wait_us = 10000, frames = 4096, excess = "hold" }`: limits on the
+/// frames that wait for a port. They apply to each VM with `egress = "fair-share"`, to each queue
+/// with `"wfq"`, otherwise to all frames together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table such as { bytes = 262144 }")]
 pub struct Queue {
-    /// Bytes that wait, 2048 to 8388608. Default 262144.
+    /// Waiting bytes, 2048 to 8388608. Default 262144.
     #[schemars(range(min = 2_048, max = 8_388_608))]
     pub bytes: u64,
-    /// Microseconds that a frame waits, 100 to 10000000: held, no more is taken while the oldest
-    /// has waited so long; dropped, the oldest is. Default 10000; 1000000 where what goes there is
-    /// shaped, and with `wfq`.
+    /// Longest wait in microseconds, 100 to 10000000. When the oldest frame has waited longer,
+    /// `hold` takes no further frame, and `drop` drops that frame. Default 10000; with `wfq` or
+    /// `shape.receive` 1000000.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 100, max = 10_000_000))]
     pub wait_us: Option<u64>,
-    /// Frames that wait, of all VMs together, 32 to 65536: some tens for each VM. With `wfq` no
-    /// queue has more of them than are free. Default 4096.
+    /// Waiting frames of all VMs together, 32 to 65536. Plan some tens for each VM. With `wfq` a
+    /// queue holds no more frames than are free. Default 4096.
     #[schemars(range(min = 32, max = 65_536))]
     pub frames: u32,
-    /// What becomes of frames for which there is no room; `fair-share` alone can hold them. Default
-    /// `hold` there, `drop` elsewhere.
+    /// What happens to frames without room. Only `fair-share` can hold them. Default `hold` with
+    /// `fair-share`, otherwise `drop`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excess: Option<Excess>,
 }

@@ -1,4 +1,4 @@
-//! From a file or a text to a checked configuration.
+//! Reads a file or a text as a checked configuration.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use super::machine::Machine;
 use super::model::HostConfig;
 use super::upgrade::{current, outdated, upgrade};
 
-/// Reads and checks the text of a configuration on no particular machine; `file` is what errors
-/// call it.
+/// Reads and checks the text of a configuration for any machine. `file` is the name of the file in
+/// errors.
 ///
 /// # Errors
 /// All mistakes at once, in the order of the text.
@@ -20,7 +20,7 @@ pub fn parse(text: &str, file: &str) -> Result<HostConfig, ConfigErrors> {
     read(text, file, &Machine::default())
 }
 
-/// As [`parse`], and what the configuration asks of the machine must be there.
+/// As [`parse`]. The CPUs of the configuration must exist on `machine`.
 ///
 /// # Errors
 /// All mistakes at once, in the order of the text.
@@ -36,11 +36,12 @@ pub fn load(path: &Path) -> Result<HostConfig, ConfigErrors> {
     read(&read_file(path)?, &path.display().to_string(), &Machine::here())
 }
 
-/// Rewrites a configuration file with today's keys; its comments and order stay. Returns what was
-/// old, and writes nothing if nothing was.
+/// Rewrites a configuration file with current keys. Its comments and order stay. Returns the old
+/// keys, a sentence each; without old keys it writes nothing.
 ///
 /// # Errors
-/// All mistakes at once; the file is left as it was. A file that cannot be read or written is one.
+/// All mistakes at once. The file stays unchanged. A file that cannot be read or written is a
+/// mistake.
 pub fn migrate(path: &Path) -> Result<Vec<String>, ConfigErrors> {
     let text = read_file(path)?;
     let file = path.display().to_string();

@@ -1,18 +1,18 @@
-//! `rtp`: streams whose jitter is measured.
+//! `rtp`: streams with measured jitter.
 
 use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
 use penstock_toml::{Object, Report};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `{ port = 5004, clock_hz = 90000 }`: RTP to a UDP port of the VM.
+/// `{ port = 5004, clock_hz = 90000 }`: an RTP stream to a UDP port of the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table such as { port = 5004, clock_hz = 90000 }")]
 pub struct RtpStream {
-    /// UDP port it goes to, 1 to 65535.
+    /// Destination UDP port of the stream, 1 to 65535.
     #[schemars(range(min = 1, max = 65_535))]
     pub port: u16,
-    /// Units of its timestamps in a second, 1 to 1000000000: 90000 of video, 8000 or 48000 of
+    /// Clock rate of the timestamps in hertz, 1 to 1000000000: 90000 for video, 8000 or 48000 for
     /// voice (RFC 3551). Default 90000.
     #[serde(default = "video")]
     #[schemars(range(min = 1, max = 1_000_000_000))]

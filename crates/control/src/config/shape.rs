@@ -10,34 +10,36 @@ use serde::{Deserialize, Serialize};
 use super::release::Egress;
 use super::values::outside;
 
-/// Milliseconds between two portions of tokens.
+/// Range of `period_ms`.
 const PERIOD_MS: core::ops::RangeInclusive<u64> = 1..=1_000;
 
-/// How a shaped rate is kept.
+/// Algorithm of a shaper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Shaper {
-    /// Frame after frame, within a window of spacings.
+    /// Spaces single frames, within a window.
     #[default]
     Smooth,
-    /// Tokens come in portions: the baseline.
+    /// Adds tokens in portions. This is the baseline of comparisons.
     TokenBucket,
 }
 
-/// `shape = { send = "4M", receive = "20M" }`: rates that a VM is delayed to and not policed to.
+/// `shape = { send = "4M", receive = "20M" }`: rates to which a VM's frames are delayed. Policers
+/// drop frames instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table such as { send = \"4M\" }")]
 pub struct Shape {
-    /// Bits per second that it sends, FCS included, 256k to 10G. Default: not shaped.
+    /// Rate of sent frames in bits per second, FCS included, 256k to 10G. Default: not shaped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub send: Option<BitsPerSecond>,
-    /// Bits per second that it receives, FCS included, 256k to 10G. Default: not shaped.
+    /// Rate of received frames in bits per second, FCS included, 256k to 10G. Default: not shaped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub receive: Option<BitsPerSecond>,
-    /// How. Default `smooth`.
+    /// Algorithm. Default `smooth`.
     #[serde(skip_serializing_if = "penstock_toml::text::is_default")]
     pub shaper: Shaper,
-    /// token-bucket: milliseconds between two portions of tokens, 1 to 1000. Default 50.
+    /// token-bucket: interval between two portions of tokens in milliseconds, 1 to 1000. Default
+    /// 50.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000))]
     pub period_ms: Option<u64>,

@@ -12,11 +12,10 @@ use super::host::HostSection;
 use super::release::Egress;
 use super::values::{check_absolute, check_node};
 
-/// Most names that controllers may have.
 const CONTROLLERS_MAX: usize = 16;
 
-/// `[switch]`: a controller sets weights and maps of this host's ports, as of any other switch of
-/// its fabric. Read when the daemon starts.
+/// `[switch]`: this host is a switch of a fabric, and the fabric's controller sets the weights and
+/// maps of its ports. The daemon reads this section only at its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchSection {
@@ -24,35 +23,38 @@ pub struct SwitchSection {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub name: Option<String>,
-    /// The ports that it sets, each with `egress = "wfq"`. Default: all that have it.
+    /// Names of the ports that the controller sets, each with `egress = "wfq"`. Default: all such
+    /// ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<String>,
-    /// Where controllers connect, address and port; needs `tls`. Default: only the API's socket.
+    /// Address and port where controllers connect. Needs `tls`. Default: none, only the API's
+    /// socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
     /// Certificates for `listen`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<ListenTls>,
-    /// File of what it was told last, an absolute path. Default: `switch.plan` in `state_dir`.
+    /// Absolute path of the file with the last weights and maps. Default: `switch.plan` in
+    /// `state_dir`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<PathBuf>,
 }
 
-/// `tls = { ca = "...", cert = "...", key = "..." }`: PEM files, as seen from the configuration
-/// file's directory. They are read anew when they change.
+/// `tls = { ca = "...", cert = "...", key = "..." }`: PEM files. Relative paths begin at the
+/// configuration file's directory. The files are read again when they change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ListenTls {
-    /// Who signed the controllers' certificates.
+    /// Certificate of the authority that signs the controllers' certificates.
     pub ca: PathBuf,
     /// This switch's certificate.
     pub cert: PathBuf,
-    /// Its key.
+    /// Private key of `cert`.
     pub key: PathBuf,
-    /// Revocation lists of those who signed the controllers' certificates. Default: none.
+    /// Revocation lists of that authority. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crl: Option<PathBuf>,
-    /// Names of which a controller's certificate must have one. Default: `controller`.
+    /// Accepted names. A controller's certificate must have one of them. Default: `controller`.
     #[serde(default = "controllers")]
     #[schemars(length(min = 1, max = 16))]
     pub controllers: Vec<String>,
@@ -69,7 +71,7 @@ impl SwitchSection {
             && (self.ports.is_empty() || self.ports.iter().any(|port| port == name))
     }
 
-    /// Checks what the section says of itself.
+    /// Checks the section by itself.
     pub(super) fn check(&self, object: &Object<'_, Self>, report: &mut Report<'_>) {
         check_node(object, self.name.as_deref(), "switch", report);
         check_absolute(object, "plan", self.plan.as_deref(), report);

@@ -1,4 +1,4 @@
-//! `egress = "wfq"`: the queues of a port, their weights, and whose frames they hold.
+//! `wfq`: the queues of a port with `egress = "wfq"`, their weights and code points.
 
 use core::fmt;
 use core::str::FromStr;
@@ -15,10 +15,10 @@ use super::release::Egress;
 use super::share::Weight;
 use super::values::{check_range, outside};
 
-/// Queues of a port.
+/// Range of `queues`.
 #[expect(clippy::cast_possible_truncation, reason = "64")]
 const QUEUES: core::ops::RangeInclusive<u32> = 2..=QUEUES_MAX as u32;
-/// Code points.
+/// Range of code points.
 pub(super) const DSCPS: core::ops::RangeInclusive<u32> = 0..=63;
 
 /// A code point (DSCP, RFC 2474) as the key of a table, 0 to 63.
@@ -26,7 +26,6 @@ pub(super) const DSCPS: core::ops::RangeInclusive<u32> = 0..=63;
 pub struct CodePoint(u8);
 
 impl CodePoint {
-    /// The number.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0
@@ -54,22 +53,22 @@ text_value!(CodePoint, "CodePoint", "a DSCP from 0 to 63", {
 });
 
 /// `wfq = { queues = 8, weights = [1, 10, 20], map = { 8 = 1, 16 = 2 } }`: the queues of a port
-/// with `egress = "wfq"`. Everything may be set while frames flow.
+/// with `egress = "wfq"`. All keys may change while frames flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table such as { weights = [1, 10] }")]
 pub struct Wfq {
-    /// Queues, 2 to 64; queue 0 is shared. Default 8.
+    /// Number of queues, 2 to 64. Queue 0 is shared. Default 8.
     #[schemars(range(min = 2, max = 64))]
     pub queues: u8,
-    /// The queues' weights from queue 0 on, 1 to 10000 each. Default, also of those left out: 1.
+    /// Weights from queue 0 on, 1 to 10000 each. Default for each queue: 1.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<Weight>,
-    /// Queue by code point. Code points left out, and what is not IP, are queue 0's.
+    /// Queue by code point. Other code points and frames that are not IP go to queue 0.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub map: BTreeMap<CodePoint, u8>,
-    /// Tenants of queue 0 that are held: bits per second, FCS included, 8k to 400G, that the VMs of
-    /// each send through this port together, by tenant. Their frames wait for their time, some
-    /// 200 ms at most, in a lane of their own; there are 64 lanes and queues together.
+    /// Rate limits of tenants in queue 0, by tenant: bits per second, FCS included, 8k to 400G,
+    /// that the tenant's VMs send through this port together. Frames above the limit wait about 200
+    /// ms at most in a lane of the tenant. Lanes and queues together are at most 64.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ceilings: BTreeMap<String, BitsPerSecond>,
 }
@@ -146,7 +145,7 @@ impl Wfq {
             Some(HeldLane { tenant: tenant(name)?, rate: rate.0 })
         };
         let held: Vec<HeldLane> = self.ceilings.iter().filter_map(held).collect();
-        // There are never more than lanes: that was checked.
+        // The check has limited the number of ceilings.
         classes.clone().with_held(&held, old).unwrap_or(classes)
     }
 }

@@ -1,4 +1,4 @@
-//! `[[fdb]]`: that the network exists, the port carries it, and an address is said once.
+//! `[[fdb]]`: the network exists, the port carries it, and no address occurs twice in a network.
 
 use std::collections::HashSet;
 
@@ -56,8 +56,9 @@ fn check_entry(
 }
 
 impl FdbStatic {
-    /// The network meant, of those its port carries: the only one that `tenant` and `vlan` leave.
-    /// `tenant` is the place of the tenant named, `Some(None)` if it has mistakes of its own.
+    /// The network of the entry: the only network of `carried` that matches `tenant` and `vlan`.
+    /// `tenant` is the index of the named tenant, or `Some(None)` if that tenant's table has
+    /// mistakes.
     pub(crate) fn network(
         &self,
         carried: &[Network],

@@ -41,7 +41,7 @@ pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_
     fdb::check(draft, &world, report);
 }
 
-/// Reports rules that together do not make a table: too many different masks.
+/// Reports rules that have too many different masks for one table.
 pub(super) fn check_tables(config: &HostConfig, draft: &Draft<'_>, report: &mut Report<'_>) {
     for (rule, problem) in crate::snapshot::rules::check_rules(config) {
         if let Some(object) = draft.rules.get(rule) {

@@ -1,4 +1,4 @@
-//! `[[port]]`: the keys of its type, its VLANs, its bindings, and that no two want the same.
+//! `[[port]]`: the keys of its type, its VLANs and bindings, and conflicts between ports.
 
 use std::collections::HashMap;
 
@@ -15,13 +15,13 @@ use super::super::rtp;
 use super::super::values::{check_count, check_names, check_range, check_socket};
 use super::world::World;
 
-/// Longest interface name: `IFNAMSIZ` has 16 bytes, the last one 0.
+/// Longest interface name: `IFNAMSIZ` is 16 bytes, and the last one is 0.
 const INTERFACE_BYTES_MAX: usize = 15;
 
-/// Depths of a cycle bucket.
+/// Depths of a cycle bucket, in cycles.
 const DEPTHS: core::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
 
-/// The slowest link that is watched.
+/// Lowest rate of a watched link.
 const LINK_MIN: BitsPerSecond = BitsPerSecond(1_000_000);
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
@@ -45,7 +45,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
     check_bindings(draft, world, report);
 }
 
-/// That its worker is there.
+/// Checks that the port's worker exists.
 fn check_worker(
     object: &Object<'_, Port>,
     port: &Port,
@@ -61,7 +61,7 @@ fn check_worker(
     }
 }
 
-/// That what it is held to is possible, and that only a shared port has a link.
+/// Checks the port's ingress policer, and that only a shared port has a link.
 fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     if let Err(error) = port.checked_ingress_policer() {
         report.at(object, error.key, error.problem, error.remedy);
@@ -113,7 +113,7 @@ fn check_receive(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>
     receive.check(object, "receive", report);
 }
 
-/// That it attaches to one thing, and that thing's keys.
+/// Checks that the port has one attachment, and the attachment's keys.
 fn check_attachment(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     let given: Vec<_> = port.attachments().into_iter().flatten().collect();
     let attachment = match given.as_slice() {
@@ -186,7 +186,7 @@ fn check_interface(object: &Object<'_, Port>, path: &str, name: &str, report: &m
     }
 }
 
-/// The ranges and forms of single values.
+/// Checks ranges and forms of single values.
 fn check_values(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     if let Some(depth) = port.depth.filter(|depth| !DEPTHS.contains(depth)) {
         let problem = format!("`depth` {depth} is out of range");
@@ -214,7 +214,7 @@ fn check_values(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>)
     }
 }
 
-/// Access or trunk, native, and that the networks exist and are the port's to carry.
+/// Checks `vlan`, `trunk` and `native`, and that the port may carry their networks.
 fn check_vlans(object: &Object<'_, Port>, port: &Port, world: &World<'_>, report: &mut Report<'_>) {
     if port.vlan.is_some() && port.trunk.is_some() {
         let problem = "`vlan` and `trunk` exclude each other";
@@ -309,7 +309,7 @@ fn check_shared(
             report.at(object, vlan_key(port), problem, remedy);
         }
     }
-    // A tenant that could not be read may own them.
+    // A tenant that could not be read may own the VLANs.
     let all_read = world.tenants.values().all(Option::is_some);
     if all_read && vlans.iter().all(|vlan| world.networks.owners(*vlan).is_empty()) {
         let problem = match vlans.as_slice() {
@@ -322,7 +322,7 @@ fn check_shared(
     }
 }
 
-/// That no two ports want the same socket or interface.
+/// Checks that no two ports use the same socket or interface.
 fn check_targets(draft: &Draft<'_>, report: &mut Report<'_>) {
     let mut taken: HashMap<String, &str> = HashMap::new();
     if let Some(host) = &draft.host.value {
@@ -345,7 +345,7 @@ fn check_targets(draft: &Draft<'_>, report: &mut Report<'_>) {
     }
 }
 
-/// That a MAC address is bound once in a network.
+/// Checks that no MAC address is bound twice in a network.
 fn check_bindings(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     let mut bound: HashMap<_, &str> = HashMap::new();
     for object in &draft.ports {

@@ -1,4 +1,4 @@
-//! `[[rule]]`: where it applies, that its match can be met, and what it does.
+//! `[[rule]]`: its scope, its actions, and whether any frame can match.
 
 use penstock_toml::{Object, Report};
 
@@ -22,7 +22,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
     }
 }
 
-/// The VLANs of the frames a rule sees, or `None` if that is not known.
+/// The frames that a rule sees.
 enum Reach<'a> {
     All,
     Port(&'a Port),
@@ -95,7 +95,7 @@ fn check_match(object: &Object<'_, Rule>, matching: &Match, report: &mut Report<
     }
 }
 
-/// That addresses, Ethernet type and protocol speak of the same family.
+/// Checks that addresses, Ethernet type and protocol belong to one address family.
 fn check_family(object: &Object<'_, Rule>, matching: &Match, report: &mut Report<'_>) {
     let family =
         |prefix: IpPrefix| if prefix.is_ipv6() { EtherType::IPV6 } else { EtherType::IPV4 };

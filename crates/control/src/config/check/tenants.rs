@@ -1,4 +1,4 @@
-//! `[[tenant]]`.
+//! `[[tenant]]`: names, ranges, and the number of networks.
 
 use penstock_toml::Report;
 

@@ -8,7 +8,7 @@ use super::super::draft::Draft;
 use super::super::model::{Port, Tenant};
 use super::super::network::Networks;
 
-/// What the checks of single objects ask of the whole.
+/// Objects by name. `None` is an object that could not be read.
 pub(super) struct World<'a> {
     pub(super) networks: Networks,
     pub(super) tenants: HashMap<&'a str, Option<&'a Tenant>>,
@@ -28,7 +28,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// `red ("100-110")`-like text of what a tenant has.
+    /// A tenant's VLANs as text, for errors.
     pub(super) fn vlans_text(tenant: &Tenant) -> String {
         if tenant.vlans.is_empty() { "untagged".to_owned() } else { tenant.vlans.to_string() }
     }

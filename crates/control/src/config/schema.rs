@@ -1,16 +1,13 @@
 //! The JSON schemas of the configuration files, for editors.
 //!
 //! # Problem
-//!
 //! An editor should mark what `host check` refuses. The types contain only a part of that.
 //!
 //! # Approach
-//!
 //! The types give keys, types and ranges. [`rules`] adds forms of names and addresses, and which
 //! keys need or exclude each other. It has the shape of the schema and is merged into it. `host
 //! check` alone sees the whole file: names that do not exist, duplicates. `tests/all/schema.rs`
 //! compares schema and check.
-//!
 
 use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
 use penstock_toml::schema::{ADDRESS, FileSchema, Tables, has, merge, need, written};

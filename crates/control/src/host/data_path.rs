@@ -1,4 +1,5 @@
-//! The seam between the host and what moves frames: real in [`super::live`], a fake in tests.
+//! The interface between the host and the data path. [`super::live`] implements it, and tests use a
+//! fake.
 
 use core::fmt;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
 
 use crate::config::Attachment;
 
-/// A port could not be attached: what failed, and what would help.
+/// The error of a port that could not be attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachError {
     pub(crate) problem: String,
@@ -24,20 +25,21 @@ impl fmt::Display for AttachError {
     }
 }
 
-/// An attached port's control side.
+/// The control side of an attached port.
 pub(crate) trait Link: Send + Sync {
     fn status(&self) -> AttachStatus;
 
-    /// Whether what it was attached to is gone for good: only a new attachment helps.
+    /// Whether the attachment is lost, so that the port must be attached again.
     fn is_gone(&self) -> bool {
         false
     }
 
-    /// Ends what talks to the worker on the port's behalf; called once, before it is detached.
+    /// Ends the threads that talk to the worker for the port. It is called once, before the port is
+    /// detached.
     fn close(&self) {}
 }
 
-/// Which worker gets a queue pair of a port: the configured one, else they are dealt out.
+/// The worker of a queue pair: the configured worker, else queue pairs are spread over all workers.
 pub(crate) fn home(id: PortId, queue: QueueId, worker: Option<u16>, workers: usize) -> WorkerId {
     let place = worker.map_or_else(|| id.index() + queue.index(), usize::from);
     WorkerId(u16::try_from(place % workers.max(1)).unwrap_or(0))
@@ -45,7 +47,7 @@ pub(crate) fn home(id: PortId, queue: QueueId, worker: Option<u16>, workers: usi
 
 /// The data path as the host sees it: workers and their ports.
 pub(crate) trait DataPath: Send + Sync {
-    /// Attaches a port; it may pass frames as soon as the snapshot knows it.
+    /// Attaches a port. It passes frames as soon as the snapshot contains it.
     fn attach(
         &self,
         id: PortId,
@@ -55,10 +57,10 @@ pub(crate) trait DataPath: Send + Sync {
         counters: &PortCounterSets,
     ) -> Result<Arc<dyn Link>, AttachError>;
 
-    /// Detaches a port; afterwards nobody counts in its counters.
+    /// Detaches a port. After that its counters do not change.
     fn detach(&self, id: PortId, link: Arc<dyn Link>) -> Result<(), WorkerError>;
 
-    /// Gives the queue pairs of an attached port to other workers; returns how many moved.
+    /// Moves the queue pairs of an attached port to other workers. Returns how many moved.
     fn place(&self, id: PortId, queues: u16, worker: Option<u16>) -> Result<usize, WorkerError>;
     /// The workers that own a port's queue pairs.
     fn owners(&self, id: PortId, queues: u16) -> Vec<u16>;
@@ -75,7 +77,7 @@ pub(crate) trait DataPath: Send + Sync {
         add: bool,
     ) -> Result<(), WorkerError>;
 
-    /// Each worker's counters and the CPU it is pinned to.
+    /// Counters of each worker, and the CPU to which it is pinned.
     fn workers(&self) -> Vec<(WorkerReading, Option<u32>)>;
     fn tsc(&self) -> TscRate;
     /// Time since the switch started.

@@ -1,10 +1,9 @@
-//! What a fabric's controller told this host as a switch, beside its configuration.
+//! Queues that a fabric's controller sets on this host as a switch.
 //!
-//! **Rule.** As for a host of the fabric ([`super::overlay`]): what was told is laid over each
-//! configuration that is about to run, and all of it is done in one change, between the same two
-//! batches, so that no frame sees a part of it. A code point that is in the same queue before and
-//! after is in it throughout, and so are the frames that wait. What is read back is what the data
-//! path has.
+//! As on a server of the fabric ([`super::overlay`]), the controller's queues are combined with
+//! each configuration before it runs. They change together between two batches, so no frame sees a
+//! part of a change. A code point whose queue does not change stays in that queue throughout, with
+//! its waiting frames. Queues are read back from the data path.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,26 +15,26 @@ use super::running::{Host, stopped};
 use crate::api::QueueStatus;
 use crate::config::HostConfig;
 
-/// What the queues of a port are told: all of it, never a difference.
+/// Weights and map of a port's queues: the whole state, never a difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortQueues {
-    /// Weights from queue 0 on, 0 to 10000; 0 is as 1, the least there is.
+    /// Weights from queue 0 on, 0 to 10000. 0 means 1, the least weight.
     pub weights: Vec<u32>,
-    /// The queue of each code point (1 to 63). Others are in queue 0.
+    /// The queue of each code point (1 to 63). Other code points are in queue 0.
     pub map: BTreeMap<u8, u8>,
 }
 
-/// A port that is set, as the data path has it.
+/// A port of the switch in the data path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwitchPort {
-    /// The port.
     pub name: String,
-    /// From queue 0 on.
+    /// Queues from queue 0 on.
     pub queues: Vec<QueueStatus>,
 }
 
 impl Host {
-    /// The ports that a controller sets, as the data path has them; none if the host is no switch.
+    /// The ports that a controller sets, with the data path's queues; none if the host is no switch
+    /// of a fabric.
     ///
     /// # Errors
     /// As [`Host::stats`].
@@ -49,13 +48,13 @@ impl Host {
         Ok(ports.map(|port| SwitchPort { name: port.port, queues: port.queues }).collect())
     }
 
-    /// Has the ports of a switch do this, in one change between two batches; nothing of it is
-    /// written anywhere. What was told before is over, also of ports that are not named. What
-    /// changed, in words; nothing if all is so already.
+    /// Sets the queues of the switch's ports in one change between two batches. They replace all
+    /// earlier ones, also those of ports that are not named, and are not saved to the configuration
+    /// file. Returns the changes in words; none if the queues were in force already.
     ///
     /// # Errors
-    /// The host is no switch, or has no such port to be set; a number is out of range; the worker
-    /// has ended. Nothing was changed.
+    /// The host is no switch of a fabric, it has no such port, a number is out of range, or the
+    /// worker has ended. Nothing was changed.
     pub fn set_switch(
         &self,
         ports: &BTreeMap<String, PortQueues>,

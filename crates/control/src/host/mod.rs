@@ -1,4 +1,4 @@
-//! The running host, which is behind the API: [`Host`] is all that others see of it.
+//! The running host. [`Host`] is its only interface.
 
 mod apply;
 mod bounding;

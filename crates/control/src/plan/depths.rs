@@ -1,8 +1,8 @@
-//! Buckets of policers that are too shallow for the large segments (TSO) that they meet.
+//! Warns about policers that are too shallow for large segments (TSO).
 //!
-//! **Rule.** A policer drops a segment of 64 KiB whole. Behind a bucket below [`segments_depth`] a
-//! TCP stream loses whole windows, waits for its timeout each time, and has a fraction of the rate.
-//! `police` meets what its port sends; `receive` and `send` meet what any port sends.
+//! A policer drops a segment of 64 KiB whole. Behind a bucket below [`segments_depth`] a TCP stream
+//! loses whole windows, waits for its timeout each time, and reaches a fraction of the rate.
+//! `police` sees what its own port sends; `receive` and `send` see what any port sends.
 
 use std::fmt::Display;
 
@@ -13,7 +13,7 @@ use penstock_units::{BitsPerSecond, PacketsPerSecond};
 use super::Warning;
 use crate::config::{HostConfig, Port};
 
-/// A warning for each depth that does not fit.
+/// Adds a warning for each depth that is too small.
 pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     let mut all = Vec::new();
     let mut warn = |ports: &[&str], texts: [Option<String>; 2]| {
@@ -56,7 +56,7 @@ fn of_terms(object: &str, terms: Terms) -> [Option<String>; 2] {
     ]
 }
 
-/// Whether what is behind the port may send segments that the policers see whole.
+/// Whether the port may send segments that policers see whole.
 fn sends_segments(port: &Port) -> bool {
     port.attachment().is_some_and(|attachment| attachment.offloads().tso)
 }

@@ -1,4 +1,4 @@
-//! A plan's refusals and warnings, in words.
+//! Texts of a plan's refusals and warnings.
 
 use penstock_qos::admission::{Excess, Remedy};
 use penstock_qos::cost_model::Rate;
@@ -11,7 +11,7 @@ fn refusal(object: String, problem: String, remedy: String) -> ConfigError {
     ConfigError { file: String::new(), line: 0, column: 0, object, problem, remedy }
 }
 
-/// A contract, a policy that needs cycles, and nothing to make them by.
+/// A contract under a policy that needs cycles, without a model.
 pub(super) fn no_model(port: &Port) -> ConfigError {
     let object = format!("port {:?}", port.name);
     let problem = "its contract cannot become cycles without a cost model".to_owned();
@@ -19,7 +19,7 @@ pub(super) fn no_model(port: &Port) -> ConfigError {
     refusal(object, problem, remedy.to_owned())
 }
 
-/// `cycles` wins; that it is not what the contract needs is worth a word.
+/// Warns if `cycles` differs from what the contract needs.
 pub(super) fn compare(
     port: &Port,
     cycles: CyclesPerSecond,
@@ -41,7 +41,7 @@ pub(super) fn compare(
     }
 }
 
-/// Something was sold that no policy guarantees.
+/// Warns about a sale that no policy guarantees.
 pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut CapacityPlan) {
     if basis != Basis::None && !is_metered(port) {
         let text = format!(
@@ -53,7 +53,7 @@ pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut CapacityPlan) {
     }
 }
 
-/// What does not fit; `sellers` are the places of the claims' ports.
+/// The refusals of admission. `sellers` are the indices of the claims' ports.
 pub(super) fn refusals(plan: &CapacityPlan, sellers: &[usize]) -> Vec<ConfigError> {
     let mut all = Vec::new();
     if let Some(excess) = &plan.admission.link {
@@ -122,7 +122,7 @@ fn remedies(plan: &CapacityPlan, sellers: &[usize], remedies: &[Remedy], link: b
     texts.collect::<Vec<String>>().join(", or ")
 }
 
-/// So many ten thousandths of it, rounded down to three digits.
+/// A part of `value` in ten thousandths, rounded down to three digits.
 fn down(of: u64, left_e4: u32) -> u64 {
     let left = u128::from(of) * u128::from(left_e4) / 10_000;
     let left = u64::try_from(left).unwrap_or(u64::MAX);
@@ -133,7 +133,7 @@ fn down(of: u64, left_e4: u32) -> u64 {
     left / unit * unit
 }
 
-/// Four digits and a suffix: `1.234G`.
+/// A number with four digits and a suffix, as in `1.234G`.
 fn short(value: u64) -> String {
     const SUFFIXES: [(&str, f64); 3] = [("G", 1e9), ("M", 1e6), ("k", 1e3)];
     let float = to_f64(value);

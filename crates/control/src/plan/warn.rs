@@ -1,7 +1,7 @@
-//! Warnings about a plan that is not refused.
+//! Warnings about a plan that fits.
 //!
-//! **Rule.** Each warning names its ports. `host check` prints all warnings, a change prints the
-//! new ones, and `explain` prints those of its port.
+//! Each warning names its ports. `host check` prints all warnings, a change prints the new ones,
+//! and `explain` prints those of its port.
 
 use core::fmt;
 use std::path::Path;
@@ -13,22 +13,21 @@ use serde::{Serialize, Serializer};
 use super::{Basis, CapacityPlan, Planner, PortPlan, is_metered, to_f64};
 use crate::config::{self, HostConfig, Port, Priority, Schedule, SocketMode};
 
-/// Cycles of a frame where no model says more: fewer than any frame cost that was measured.
+/// Cycles of a frame without a model: less than any measured cost.
 const FRAME_CYCLES_MIN: f64 = 100.0;
 /// Frames of a full batch.
 const BATCH: f64 = 32.0;
-/// Full batches a second that a port's cycles should be good for.
+/// Full batches per second for which a port's cycles should suffice.
 const BATCHES_MIN: f64 = 10.0;
 
-/// Ports that one warning names.
+/// Limit on ports that a warning names.
 const NAMED_MAX: usize = 4;
 
-/// A warning, its remedy included, and the ports that it is about.
+/// A warning with its remedy and its ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// By name; empty if it is about no port.
+    /// Names of the ports; empty if the warning is about no port.
     pub ports: Vec<String>,
-    /// In words.
     pub text: String,
 }
 
@@ -45,7 +44,7 @@ impl Serialize for Warning {
 }
 
 impl CapacityPlan {
-    /// Keeps a warning about these ports.
+    /// Adds a warning about these ports.
     pub(super) fn warn<'a>(&mut self, ports: impl IntoIterator<Item = &'a str>, text: String) {
         let ports = ports.into_iter().map(str::to_owned).collect();
         self.warnings.push(Warning { ports, text });
@@ -58,7 +57,7 @@ impl CapacityPlan {
 }
 
 impl Planner<'_> {
-    /// What is wrong with classes, and with ports that no sum of admission counts.
+    /// Warns about classes without effect, and about ports that admission does not count.
     pub(super) fn look_at_turns(&self, plan: &mut CapacityPlan) {
         match self.config.worker.schedule {
             Schedule::RoundRobin => self.ignored_classes(plan),
@@ -80,7 +79,7 @@ impl Planner<'_> {
         }
     }
 
-    /// A port that bought no cycles and has an earlier class than one that did.
+    /// Warns about ports without cycles in an earlier class than ports with cycles.
     fn unsold_before_sold(&self, plan: &mut CapacityPlan) {
         for port in self.config.ports.iter().filter(|port| !is_metered(port)) {
             let buyers = self.buyers_beside(port, plan);
@@ -100,14 +99,14 @@ impl Planner<'_> {
         }
     }
 
-    /// Ports that share a worker with some that bought cycles and take turns as those do: what they
-    /// use is in no sum.
+    /// Warns about ports without cycles that take turns with ports with cycles on one worker:
+    /// admission does not count their use.
     fn uncounted(&self, plan: &mut CapacityPlan) {
         let by_class = self.config.worker.schedule == Schedule::Hbs;
         let beside = |port: &&Port| {
             let classes = self.buyers_beside(port, plan).into_iter().map(|buyer| buyer.priority.0);
             match classes.max() {
-                // Of a later class it has what the buyers leave, and a small floor.
+                // In a later class it has spare cycles and a small floor.
                 Some(last) => !is_metered(port) && (!by_class || last == port.priority.0),
                 None => false,
             }
@@ -147,7 +146,7 @@ fn shares(some: WorkerSet, others: WorkerSet) -> bool {
     some.iter().any(|worker| others.contains(WorkerSet::one(worker)))
 }
 
-/// A policy that guarantees cycles, and none or too few to speak of.
+/// Warns about a policy that guarantees cycles on a port with none or too few.
 pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut CapacityPlan) {
     if !is_metered(port) {
         return;
@@ -185,8 +184,8 @@ fn rounded(cycles: f64) -> u64 {
     cycles.round() as u64
 }
 
-/// What the configuration names and this machine does not have, which may come before the daemon
-/// does: attaching is refused until then.
+/// Warns about accounts and directories that this machine does not have. They may be created before
+/// the daemon starts. Until then ports cannot be attached.
 pub(super) fn missing_here(config: &HostConfig, plan: &mut CapacityPlan) {
     for port in &config.ports {
         let Some(config::Attachment::VhostUser(vhost)) = port.attachment() else { continue };
@@ -208,7 +207,7 @@ pub(super) fn missing_here(config: &HostConfig, plan: &mut CapacityPlan) {
                 plan.warn([name], text);
             }
         }
-        // The daemon makes the directory of its own socket.
+        // The daemon creates the directory of its own socket.
         let dir = vhost.socket.parent().filter(|dir| Some(*dir) != config.host.socket.parent());
         if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
             let text = format!(

@@ -19,54 +19,54 @@ use super::{FabricFile, SwitchFile, switch};
 
 pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];
 
-/// Most connections of agents with the same certificate.
+/// Limit on connections of agents with the same certificate.
 const CONNECTIONS_MAX: usize = 1_000;
 
 /// A controller as its file describes it.
 #[derive(Clone, Debug)]
 pub struct ControllerFile {
-    /// What it is called among controllers.
+    /// Name of the controller.
     pub name: String,
     /// The datacenter.
     pub fabric: FabricFile,
-    /// Between two decisions, ms.
+    /// Milliseconds between two decisions.
     pub interval_ms: u64,
-    /// Between two reports of an agent, ms.
+    /// Milliseconds between two reports of an agent.
     pub report_ms: u64,
-    /// How long a switch or host may take for one message, ms.
+    /// Deadline of a message to a switch or host, in milliseconds.
     pub answer_ms: u64,
-    /// Intervals between two comparisons of all switches with what they were told; 0: never.
+    /// Intervals between two comparisons of all switches with their plans; 0: never.
     pub verify_every: u64,
-    /// Where operators on this machine ask.
+    /// Unix socket for operators.
     pub socket: PathBuf,
-    /// Where agents connect.
+    /// Address where agents connect.
     pub agents: Option<SocketAddr>,
-    /// Connections of agents with the same certificate at a time.
+    /// Limit on connections of agents with the same certificate.
     pub connections_per_certificate: usize,
-    /// Where agents are sent by controllers that do not lead: a URL.
+    /// URL of this controller, to which other controllers redirect agents while this one leads.
     pub advertise: String,
-    /// The page and `/metrics`.
+    /// Address of the page and of `/metrics`.
     pub page: Option<SocketAddr>,
-    /// Where intent is kept.
+    /// The store.
     pub store: StoreFile,
-    /// How queues are bound.
+    /// Settings of queue binding.
     pub binding: Settings,
-    /// Who may say that it is which host; `None`: nobody is asked.
+    /// Certificates of agents' connections; `None`: nothing is encrypted or authenticated.
     pub tls: Option<TlsFiles>,
-    /// By node.
+    /// Drivers by node.
     pub switches: BTreeMap<NodeId, SwitchFile>,
 }
 
-/// Where intent is kept.
+/// The store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreFile {
-    /// In a file of this controller alone.
+    /// A file of this controller alone.
     File(PathBuf),
-    /// In etcd.
+    /// etcd.
     Etcd {
-        /// Its members' URLs.
+        /// URLs of the members.
         endpoints: Vec<String>,
-        /// For `https`.
+        /// Certificates for `https`.
         tls: Option<TlsFiles>,
     },
 }
@@ -75,13 +75,13 @@ pub enum StoreFile {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
-    /// Whom to believe.
+    /// Certificate of the authority that signs the peers' certificates.
     pub ca: PathBuf,
-    /// Who this is.
+    /// Certificate of this controller.
     pub cert: PathBuf,
-    /// Its key.
+    /// Private key of `cert`.
     pub key: PathBuf,
-    /// Certificates that are not believed any more: revocation lists.
+    /// Revocation lists of that authority.
     pub crl: Option<PathBuf>,
 }
 
@@ -100,10 +100,10 @@ impl TlsFiles {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Controller {
-    /// Its name among controllers. Default `controller`.
+    /// Name of the controller, unique among controllers of a fabric. Default `controller`.
     #[serde(default = "one")]
     name: String,
-    /// The datacenter's file, relative to this one.
+    /// Path of the datacenter's file. A relative path begins at this file's folder.
     topology: PathBuf,
     /// Milliseconds between two decisions, 100 to 60000. Default 4000.
     #[serde(default = "four_seconds")]
@@ -113,25 +113,25 @@ struct Controller {
     #[serde(default = "second")]
     #[schemars(range(min = 50, max = 60_000))]
     report_ms: u64,
-    /// Milliseconds that a switch or host may take for one message, 10 to 60000. Default 2000.
+    /// Deadline of a message to a switch or host in milliseconds, 10 to 60000. Default 2000.
     #[serde(default = "two_seconds")]
     #[schemars(range(min = 10, max = 60_000))]
     answer_ms: u64,
-    /// Intervals between two comparisons of all switches with what they were told; 0: never.
-    /// Default 5.
+    /// Intervals between two comparisons of all switches with their plans; 0: never. Default 5.
     #[serde(default = "five")]
     verify_every: u64,
-    /// Unix socket where operators ask. Default `/run/penstock/controller.sock`.
+    /// Unix socket for operators. Default `/run/penstock/controller.sock`.
     #[serde(default = "socket")]
     socket: PathBuf,
     /// Address where agents connect. Default: none.
     #[schemars(with = "Option<String>")]
     agents: Option<SocketAddr>,
-    /// Connections of agents with the same certificate at a time, 1 to 1000. Default 4.
+    /// Limit on connections of agents with the same certificate, 1 to 1000. Default 4.
     #[serde(default = "four")]
     #[schemars(range(min = 1, max = 1_000))]
     connections_per_certificate: usize,
-    /// URL where controllers that do not lead send agents. Default: empty.
+    /// URL of this controller, to which other controllers redirect agents while this one leads.
+    /// Default: empty.
     #[serde(default)]
     advertise: String,
     /// Address of the page and of `/metrics`. Default: none.
@@ -198,16 +198,16 @@ fn socket() -> PathBuf {
     PathBuf::from("/run/penstock/controller.sock")
 }
 
-/// `[store]`: where intent is kept.
+/// `[store]`: the store of tenants and decisions.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StoreTable {
     /// A file of this controller alone.
     path: Option<PathBuf>,
-    /// In place of `path`: URLs of etcd's members.
+    /// URLs of etcd's members, instead of `path`.
     #[serde(default)]
     endpoints: Vec<String>,
-    /// Certificates for etcd by `https`.
+    /// Certificates for etcd with `https`.
     tls: Option<TlsFiles>,
 }
 
@@ -229,20 +229,21 @@ enum Map {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct BindingTable {
-    /// Which queue a code point means. Default `static-map`.
+    /// Relation between code points and queues. Default `static-map`.
     #[serde(default)]
     map: Map,
-    /// Code points that are never used. Default: none.
+    /// Code points that the controller never uses. Default: none.
     #[serde(default)]
     reserved_code_points: Vec<u8>,
-    /// Milliseconds that a packet may be on its way, 0 to 10000. Default 100.
+    /// Longest time of a packet in the fabric in milliseconds, 0 to 10000. Default 100.
     #[serde(default = "hundred")]
     #[schemars(range(max = 10_000))]
     drain_ms: u64,
-    /// Intervals for which a queue cannot be taken away. Default 2.
+    /// Intervals for which a tenant keeps a new queue. Default 2.
     #[serde(default = "two")]
     hold: u64,
-    /// By how much a score must exceed the one whose queue it takes, in percent. Default 10.
+    /// Hysteresis in percent: a tenant takes another tenant's queue only if its score is higher by
+    /// this. Default 10.
     #[serde(default = "ten")]
     hysteresis_pct: u32,
 }
@@ -271,7 +272,7 @@ fn ten() -> u32 {
     10
 }
 
-/// `fabric`: reads the topology's file. Paths are as seen from `folder`, the file's.
+/// Reads the sections. `fabric` reads the topology's file. Relative paths begin at `folder`.
 pub(super) fn read(
     root: &Table,
     folder: &Path,
@@ -390,7 +391,7 @@ fn binding(root: &Table, fabric: &FabricFile, report: &mut Report<'_>) -> Option
     if table.drain_ms > 10_000 {
         wrong("drain_ms", format!("`drain_ms`: {}", table.drain_ms), "write 0 to 10000");
     }
-    // Reserved queues but the shared one are not the binding's to give.
+    // Of the reserved queues, binding uses only the shared one.
     let queues = u8::try_from(fabric.policy.dedicated() + 1).unwrap_or(u8::MAX);
     Some(Settings {
         queues,

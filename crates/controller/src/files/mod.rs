@@ -1,8 +1,9 @@
-//! A datacenter and its tenants as TOML: each file is read whole or refused whole.
+//! The controller's files: a controller, a datacenter and its tenants as TOML. Each file is read
+//! whole or refused whole.
 //!
-//! **Rule.** As for the host's configuration: syntax, then each object's own values, then what
-//! objects say of each other; all mistakes of a step at once, each with its line, object, limit and
-//! remedy. Keys: `docs/fabric.md`.
+//! [`penstock_toml`] checks the syntax and each object's own values. This module checks references
+//! between objects. All mistakes of a step are reported at once, each with line, object, limit and
+//! remedy. Keys are in `docs/controller.md` and `docs/fabric.md`.
 
 use std::path::Path;
 
@@ -28,7 +29,7 @@ pub const SCHEMAS: [FileSchema; 3] = [
     ("tenants", tenants::schema),
 ];
 
-/// Reads the text of a datacenter; `file` is what errors call it.
+/// Reads the text of a datacenter. `file` is the name of the file in errors.
 ///
 /// # Errors
 /// All mistakes of the first step that has any, in the order of the text.
@@ -39,8 +40,8 @@ pub fn parse_topology(text: &str, file: &str) -> Result<FabricFile, ConfigErrors
     })
 }
 
-/// Reads the text of tenants of a datacenter, in the order in which they come. They may be near or
-/// apart from each other, and from those that are `known` already.
+/// Reads the text of a datacenter's tenants in their order. A tenant may be near to, or apart from,
+/// earlier tenants of the file and those that are `known` already.
 ///
 /// # Errors
 /// As [`parse_topology`].
@@ -56,27 +57,27 @@ pub fn parse_tenants(
     })
 }
 
-/// As [`parse_topology`], of a file.
+/// Reads a datacenter's file.
 ///
 /// # Errors
-/// As [`parse_topology`]; a file that cannot be read is a mistake.
+/// As [`parse_topology`]. A file that cannot be read is a mistake.
 pub fn load_topology(path: &Path) -> Result<FabricFile, ConfigErrors> {
     parse_topology(&read_file(path)?, &path.display().to_string())
 }
 
-/// As [`parse_tenants`], of a file.
+/// Reads a file of tenants.
 ///
 /// # Errors
-/// As [`parse_tenants`]; a file that cannot be read is a mistake.
+/// As [`parse_tenants`]. A file that cannot be read is a mistake.
 pub fn load_tenants(path: &Path, topology: &Topology) -> Result<Vec<TenantWish>, ConfigErrors> {
     parse_tenants(&read_file(path)?, &path.display().to_string(), topology, &[])
 }
 
-/// Reads a controller's file, and the topology that it names. Paths in it are as seen from its
+/// Reads a controller's file and the topology that it names. Relative paths begin at the file's
 /// folder.
 ///
 /// # Errors
-/// As [`parse_topology`]; a mistake in the topology's file is one of `topology`.
+/// As [`parse_topology`]. Mistakes of the topology's file are included.
 pub fn load_controller(path: &Path) -> Result<ControllerFile, ConfigErrors> {
     let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
     read(&read_file(path)?, &path.display().to_string(), |root, report| {

@@ -1,4 +1,4 @@
-//! `[[switch]]`: by which driver a switch of the topology is told, and where it is.
+//! `[[switch]]`: the driver of a switch of the topology, and its address.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,71 +11,71 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use toml_edit::Table;
 
-/// How a switch is told.
+/// The driver of a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchFile {
-    /// By which driver.
+    /// Driver and address.
     pub driver: DriverFile,
-    /// Tried before others.
+    /// Whether the switch is changed before others.
     pub canary: bool,
-    /// Its interfaces, by the node that they lead to.
+    /// Interfaces by neighbour.
     pub interfaces: BTreeMap<NodeId, Vec<String>>,
 }
 
-/// A switch's driver and where it finds the switch.
+/// A driver and the address of its switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DriverFile {
-    /// In memory: for trying things.
+    /// A switch in memory, for trials.
     Sim,
-    /// Linux, in this namespace or in the controller's own.
+    /// Linux, in a network namespace.
     LinuxTc {
-        /// A name or a path.
+        /// Name or path of the namespace; `None`: the controller's own.
         netns: Option<String>,
     },
-    /// SONiC, by its redis.
+    /// SONiC, through its redis.
     Sonic(SonicFile),
-    /// A daemon of ours.
+    /// A Penstock host.
     Penstock(PenstockFile),
-    /// OpenConfig's QoS model by gNMI.
+    /// OpenConfig's QoS model through gNMI.
     Gnmi {
         /// `host:port`.
         address: String,
-        /// Without it nothing is encrypted.
+        /// Certificates; `None`: nothing is encrypted.
         tls: Option<SwitchTls>,
-        /// Who asks, for targets that want a name and a password.
+        /// Login, for targets that require one.
         login: Option<LoginFile>,
     },
 }
 
-/// A SONiC switch, and what its image and platform are like.
+/// A SONiC switch and properties of its image and platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SonicFile {
     /// `redis://host:port` or `unix:///path`.
     pub address: String,
     /// Traffic classes of the platform; `None`: the driver's default.
     pub classes: Option<u8>,
-    /// Whether entries name others as `[TABLE|name]`.
+    /// Whether entries refer to others as `[TABLE|name]`.
     pub bracketed: bool,
-    /// Whether queue 7 may be a tenant's.
+    /// Whether a tenant may have queue 7.
     pub control_queue: bool,
-    /// A file with redis's password alone; what is white at its end is none of it.
+    /// File with redis's password. White space at its end is removed.
     pub password: Option<PathBuf>,
 }
 
-/// Where a daemon of ours is.
+/// The address of a Penstock host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PenstockFile {
-    /// Its API's socket on this machine.
+    /// Socket of the API on this machine.
     Socket(PathBuf),
-    /// `host:port`, with certificates of both ends.
+    /// A network address, with certificates of both ends.
     Tcp {
         /// `host:port`.
         address: String,
-        /// Who signed its certificate.
+        /// Certificate of the authority that signs the switch's certificate.
         ca: PathBuf,
-        /// This controller's certificate.
+        /// Certificate of this controller.
         cert: PathBuf,
-        /// Its key.
+        /// Private key of `cert`.
         key: PathBuf,
         /// The name in the switch's certificate.
         server_name: String,
@@ -86,35 +86,37 @@ pub enum PenstockFile {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchTls {
-    /// Who signed the switch's certificate.
+    /// Certificate of the authority that signs the switch's certificate.
     pub ca: PathBuf,
-    /// This controller's certificate; with `key`, or neither.
+    /// Certificate of this controller. Needs `key`.
     pub cert: Option<PathBuf>,
-    /// Its key.
+    /// Private key of `cert`.
     pub key: Option<PathBuf>,
-    /// The name in the switch's certificate, where it is not the address's.
+    /// Name in the switch's certificate. Default: for gnmi the host of `address`, for penstock the
+    /// switch's `name`.
     pub server_name: Option<String>,
 }
 
-/// A name, and where its password is.
+/// A user and the file of the password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoginFile {
     /// The name.
     pub user: String,
-    /// A file with the password alone; what is white at its end is none of it.
+    /// File with the password. White space at its end is removed.
     pub password: PathBuf,
 }
 
-/// `[[switch]]`: a switch of the topology, and how it is told.
+/// `[[switch]]`: the driver of a switch of the topology.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Switch")]
 pub(super) struct SwitchTable {
-    /// As in the topology.
+    /// Name of the switch in the topology.
     name: String,
-    /// What it speaks.
+    /// Driver of the switch.
     driver: Driver,
-    /// linux-tc: the network namespace that it is, a name or a path. Default: the controller's.
+    /// linux-tc: network namespace of the switch, a name or a path. Default: the controller's
+    /// namespace.
     netns: Option<String>,
     /// sonic-configdb: `redis://HOST:PORT` or `unix:///PATH`; penstock: `HOST:PORT` or
     /// `unix:///PATH`; gnmi: `HOST:PORT`.
@@ -123,25 +125,24 @@ pub(super) struct SwitchTable {
     tls: Option<SwitchTls>,
     /// gnmi: the user, with `password_file` and `tls`.
     user: Option<String>,
-    /// gnmi, sonic-configdb: a file with the password alone.
+    /// gnmi, sonic-configdb: file that contains only the password.
     password_file: Option<PathBuf>,
     /// sonic-configdb: traffic classes of the platform, 2 to 16. Default 8.
     #[schemars(range(min = 2, max = 16))]
     classes: Option<u8>,
-    /// sonic-configdb: how entries name others. Default `plain`.
+    /// sonic-configdb: form of references between entries. Default `plain`.
     references: Option<References>,
-    /// sonic-configdb: whether queue 7 may be a tenant's. Default `false`.
+    /// sonic-configdb: whether a tenant may have queue 7. Default `false`.
     control_queue: Option<bool>,
-    /// Whether it is told before the others. Default `false`.
+    /// Whether the switch is changed before the others, as a trial. Default `false`.
     #[serde(default)]
     canary: bool,
-    /// By neighbour in the topology the switch's own names of its ports.
+    /// Interfaces of the switch, by neighbour in the topology.
     #[serde(default)]
     interfaces: BTreeMap<String, Vec<String>>,
 }
 
-/// What the schema says of a switch besides: which keys belong to which driver, and which go
-/// together.
+/// Rules of the schema: the keys of each driver, and keys that need each other.
 pub(super) fn rules() -> Value {
     let is = |driver: Driver| need(&["driver"], json!({ "driver": { "const": driver.words().0 } }));
     let of_driver = |driver: Driver| {
@@ -180,37 +181,37 @@ pub(super) fn rules() -> Value {
     })
 }
 
-/// Keys that belong to some drivers alone.
+/// Keys that only some drivers have.
 const KEYS: [&str; 8] =
     ["netns", "address", "tls", "user", "password_file", "classes", "references", "control_queue"];
 
-/// How an entry of CONFIG_DB names another.
+/// Form of references between entries of CONFIG_DB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum References {
     /// By name.
     Plain,
-    /// As `[TABLE|name]`: images before 202106.
+    /// As `[TABLE|name]`, for images before 202106.
     Bracketed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum Driver {
-    /// None: a switch in memory.
+    /// A switch in memory.
     Sim,
-    /// `tc` and `ip` of Linux.
+    /// `tc` and `ip` on Linux.
     LinuxTc,
     /// SONiC's redis.
     SonicConfigdb,
     /// A Penstock host that is a switch.
     Penstock,
-    /// OpenConfig's QoS model by gNMI.
+    /// OpenConfig's QoS model through gNMI.
     Gnmi,
 }
 
 impl Driver {
-    /// What it is called in the file, and which keys of its own it has.
+    /// Name of the driver in the file, and the driver's own keys.
     const fn words(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::Sim => ("sim", &[]),
@@ -225,7 +226,7 @@ impl Driver {
     }
 }
 
-/// All switches of the topology; what is missing or wrong is reported.
+/// Reads the drivers of all switches of the topology.
 pub(super) fn read(
     root: &Table,
     folder: &Path,
@@ -241,7 +242,7 @@ pub(super) fn read(
             report.at(object, "name", "this switch has two tables", "remove one");
         }
     }
-    // Whose table is wrong has one.
+    // A switch with an invalid table is not missing.
     let named = |node| {
         let name = topology.name(node).to_string();
         objects.iter().any(|object| object.name.as_ref() == Some(&name))
@@ -279,7 +280,7 @@ fn switch(
     Some((node, SwitchFile { driver, canary: table.canary, interfaces }))
 }
 
-/// A key that the driver does nothing with is a mistake, as whoever wrote it thinks it does.
+/// Reports keys that the driver does not use.
 fn foreign_keys(object: &Object<'_, SwitchTable>, table: &SwitchTable, report: &mut Report<'_>) {
     let (driver, own) = table.driver.words();
     let given = [
@@ -457,7 +458,7 @@ fn interfaces(
         }
     }
     for (name, far) in &near {
-        // In memory any name will do.
+        // In memory any name is allowed.
         if table.driver == Driver::Sim {
             interfaces.entry(*far).or_insert_with(|| vec![name.clone()]);
         } else if !interfaces.contains_key(far) {

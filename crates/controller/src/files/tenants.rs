@@ -1,4 +1,4 @@
-//! `[[tenant]]`: what each asks for.
+//! `[[tenant]]`: the requests of tenants.
 
 use std::collections::HashMap;
 
@@ -22,14 +22,14 @@ pub enum Layer {
     /// One server.
     #[default]
     Server,
-    /// What is below a switch of the lowest layer.
+    /// All servers below a switch of the lowest layer.
     Rack,
-    /// What is below a switch of the layer above that.
+    /// All servers below a switch of the second layer.
     Pod,
 }
 
 impl Layer {
-    /// Its number: 0, 1, 2.
+    /// The number of the layer: 0, 1, 2.
     #[must_use]
     pub const fn number(self) -> usize {
         self as usize
@@ -39,66 +39,66 @@ impl Layer {
 /// A tenant as its file describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenantWish {
-    /// What it is called.
+    /// Name of the tenant.
     pub name: String,
-    /// What it asks for; [`Affinity::near`] and [`Affinity::apart`] are empty.
+    /// The request. [`Affinity::near`] and [`Affinity::apart`] are empty.
     pub request: Request,
-    /// Earlier tenants and the kind of domain that it shares with them: by place in the list of
-    /// those that were known before, followed by this file's.
+    /// Earlier tenants and the layer of the fault domain that the tenant shares with them. An index
+    /// counts the known tenants first, then those of this file.
     pub near: Vec<(usize, usize)>,
-    /// The same of those that it shares none with.
+    /// Earlier tenants and the layer of the fault domain that the tenant does not share with them.
     pub apart: Vec<(usize, usize)>,
 }
 
-/// `[[tenant]]`: VMs, what each is guaranteed, and where they may be.
+/// `[[tenant]]`: VMs, their guarantees, and limits on their placement.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Tenant {
-    /// Unique.
+    /// Unique name.
     name: String,
-    /// VMs, if all are of one kind.
+    /// Number of VMs, if all have the same guarantee.
     #[schemars(range(min = 1, max = 1_048_576))]
     vms: Option<u32>,
-    /// Bits per second that each may send and receive.
+    /// Guarantee of each VM for sending and receiving, in bits per second.
     rate: Option<BitsPerSecond>,
-    /// In place of `rate`: bits per second that each may send.
+    /// Guarantee of each VM for sending, in bits per second. Instead of `rate`, with `recv`.
     send: Option<BitsPerSecond>,
-    /// Bits per second that each may receive.
+    /// Guarantee of each VM for receiving, in bits per second. With `send`.
     recv: Option<BitsPerSecond>,
-    /// Several kinds of VMs, in place of `vms` and `rate`.
+    /// Classes of VMs, instead of `vms` and `rate`.
     #[serde(default)]
     class: Vec<Class>,
-    /// Most of its VMs on one server. Default: no limit.
+    /// Limit on VMs on one server. Default: no limit.
     #[schemars(range(min = 1))]
     most_per_server: Option<u32>,
-    /// Most of its VMs in one rack. Default: no limit.
+    /// Limit on VMs in one rack. Default: no limit.
     #[schemars(range(min = 1))]
     most_per_rack: Option<u32>,
-    /// Most of its VMs in one pod. Default: no limit.
+    /// Limit on VMs in one pod. Default: no limit.
     #[schemars(range(min = 1))]
     most_per_pod: Option<u32>,
-    /// Least servers that its VMs are spread over. Default 1.
+    /// Minimum number of servers with VMs of the tenant. Default 1.
     #[schemars(range(min = 1))]
     least_servers: Option<u32>,
-    /// Least racks that its VMs are spread over. Default 1.
+    /// Minimum number of racks with VMs of the tenant. Default 1.
     #[schemars(range(min = 1))]
     least_racks: Option<u32>,
-    /// Least pods that its VMs are spread over. Default 1.
+    /// Minimum number of pods with VMs of the tenant. Default 1.
     #[schemars(range(min = 1))]
     least_pods: Option<u32>,
-    /// Only below these servers or switches. Default: anywhere.
+    /// Servers and switches below which all VMs must be. Default: anywhere.
     #[serde(default)]
     within: Vec<String>,
-    /// In the same fault domains as these earlier tenants.
+    /// Earlier tenants with which the tenant must share a fault domain.
     #[serde(default)]
     near: Vec<String>,
-    /// The kind of fault domain of `near`. Default `rack`.
+    /// Fault domain of `near`. Default `rack`.
     #[serde(default = "rack")]
     near_in: Layer,
-    /// In no fault domain of these earlier tenants.
+    /// Earlier tenants with which the tenant must not share a fault domain.
     #[serde(default)]
     apart: Vec<String>,
-    /// The kind of fault domain of `apart`. Default `server`.
+    /// Fault domain of `apart`. Default `server`.
     #[serde(default)]
     apart_in: Layer,
 }
@@ -107,18 +107,18 @@ fn rack() -> Layer {
     Layer::Rack
 }
 
-/// `[[tenant.class]]`: VMs of one kind.
+/// `[[tenant.class]]`: VMs with the same guarantee.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Class {
-    /// How many.
+    /// Number of VMs.
     #[schemars(range(min = 1, max = 1_048_576))]
     vms: u32,
-    /// Bits per second that each may send and receive.
+    /// Guarantee of each VM for sending and receiving, in bits per second.
     rate: Option<BitsPerSecond>,
-    /// In place of `rate`: bits per second that each may send.
+    /// Guarantee of each VM for sending, in bits per second. Instead of `rate`, with `recv`.
     send: Option<BitsPerSecond>,
-    /// Bits per second that each may receive.
+    /// Guarantee of each VM for receiving, in bits per second. With `send`.
     recv: Option<BitsPerSecond>,
 }
 

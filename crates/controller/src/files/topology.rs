@@ -20,17 +20,17 @@ pub(super) const SECTIONS: [&str; 7] =
 /// A datacenter as its file describes it.
 #[derive(Clone, Debug)]
 pub struct FabricFile {
-    /// What it is called.
+    /// Name of the datacenter.
     pub name: String,
     /// Its tree.
     pub topology: Topology,
-    /// The regular tree that it is, if it was described as one.
+    /// The regular tree, if the file describes one.
     pub regular: Option<Regular>,
-    /// Of each link's rate, never reserved, in 1/1000.
+    /// Part of each link's rate that is never reserved, in thousandths.
     pub headroom_permille: u32,
-    /// Queues, and what they weigh in placement.
+    /// Policy of placement: queues and their weight.
     pub policy: Policy,
-    /// Nodes that take nothing new.
+    /// Nodes that accept no new VMs.
     pub out: Vec<(NodeId, Service)>,
 }
 
@@ -38,10 +38,10 @@ pub struct FabricFile {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Fabric {
-    /// Name that is shown. Default: empty.
+    /// Name of the datacenter. Default: empty.
     #[serde(default)]
     name: String,
-    /// Percent of each link's rate that is never reserved, 0 to 100. Default 0.
+    /// Part of each link's rate that is never reserved, in percent, 0 to 100. Default 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 100))]
     headroom_pct: f64,
@@ -49,12 +49,12 @@ struct Fabric {
     #[serde(default = "eight")]
     #[schemars(range(min = 2, max = 64))]
     queues: u8,
-    /// Queues that no tenant gets for itself, the shared one included: 1 to `queues` - 1.
+    /// Queues that tenants never get for themselves, including the shared queue: 1 to `queues` - 1.
     /// Default 1.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 63))]
     reserved_queues: u8,
-    /// What tenants on a port weigh against bandwidth, 0 to 1. Default: by load.
+    /// Weight of queues against bandwidth in placement, 0 to 1. Default: by load.
     #[schemars(range(min = 0, max = 1))]
     queue_weight: Option<f64>,
 }
@@ -71,7 +71,7 @@ fn one() -> u8 {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Servers {
-    /// VMs that each can have, 1 to 1048576.
+    /// VMs that each server can have, 1 to 1048576.
     #[schemars(range(min = 1, max = 1_048_576))]
     slots: u32,
 }
@@ -80,7 +80,7 @@ struct Servers {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct TierTable {
-    /// Groups of the tier below (servers, racks, pods) in a group of this one.
+    /// Groups of the tier below (servers, racks, pods) in a group of this tier.
     #[schemars(range(min = 1))]
     fan_out: u32,
     /// Links of each node below into this tier. Default 1.
@@ -89,7 +89,7 @@ struct TierTable {
     uplinks: u32,
     /// Bits per second of each such link, in each direction.
     rate: Option<BitsPerSecond>,
-    /// In place of `rate`: what a node below has down over what it has up.
+    /// Ratio of the rate below a node to its rate upwards, instead of `rate`.
     oversubscription: Option<f64>,
 }
 
@@ -97,27 +97,27 @@ fn one_link() -> u32 {
     1
 }
 
-/// `[[server]]`: a server of a tree that is written down.
+/// `[[server]]`: a server of a listed tree.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Server {
-    /// Unique.
+    /// Unique name.
     name: String,
-    /// VMs that it can have, 1 to 1048576.
+    /// VMs that the server can have, 1 to 1048576.
     #[schemars(range(min = 1, max = 1_048_576))]
     slots: u32,
 }
 
-/// `[[switch]]`: a switch of a tree that is written down.
+/// `[[switch]]`: a switch of a listed tree.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Switch")]
 struct SwitchNode {
-    /// Unique.
+    /// Unique name.
     name: String,
 }
 
-/// `[[link]]`: a link up from a node to one a layer above.
+/// `[[link]]`: a link from a node to one in the layer above.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Link {
@@ -125,24 +125,24 @@ struct Link {
     from: String,
     /// The upper node.
     to: String,
-    /// Bits per second in each direction; of several cables their sum.
+    /// Bits per second in each direction: the sum of all cables between the nodes.
     rate: BitsPerSecond,
 }
 
-/// `[[out]]`: a node that takes nothing new.
+/// `[[out]]`: a node that accepts no new VMs.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Out {
-    /// A server or switch.
+    /// Name of a server or switch.
     node: String,
-    /// Why.
+    /// Reason.
     state: State,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum State {
-    /// Somebody wants to take it away.
+    /// An operator wants to remove it.
     Drained,
     /// It does not work.
     Failed,
@@ -278,7 +278,7 @@ fn read_regular(root: &Table, report: &mut Report<'_>) -> Option<(Topology, Opti
     }
 }
 
-/// A tier's rate, as written or by its over-subscription.
+/// A tier's rate: the written one, or computed from the over-subscription.
 fn tier_rate(
     object: &Object<'_, TierTable>,
     tier: &TierTable,
@@ -340,7 +340,7 @@ fn read_listed(root: &Table, report: &mut Report<'_>) -> Option<Topology> {
     };
     for error in errors {
         let text = error.to_string();
-        // Remedies come last; some problems have a clause of their own before them.
+        // The remedy is the last clause. Some problems have several clauses.
         let (problem, remedy) = text.rsplit_once("; ").unwrap_or((&text, "see docs/fabric.md"));
         let key = match &error {
             SpecError::Slots { .. } => "slots",
@@ -370,7 +370,7 @@ fn read_listed(root: &Table, report: &mut Report<'_>) -> Option<Topology> {
     None
 }
 
-/// Which object a mistake is of.
+/// The object of a mistake.
 enum MistakePlace {
     Node(usize),
     Link(usize),

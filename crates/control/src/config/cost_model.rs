@@ -15,7 +15,6 @@ use penstock_toml::text::read as text;
 use penstock_toml::{Object, Report, list, section, unknown_sections};
 use penstock_units::TscRate;
 use serde::Deserialize;
-use toml_edit::Document;
 
 const SECTIONS: [&str; 7] = ["about", "batch", "numa_remote", "vms", "cores", "action", "cell"];
 

@@ -100,7 +100,7 @@ impl Wfq {
             report.at(object, &format!("wfq.map.{dscp}"), problem, remedy);
         }
         let lanes = usize::from(queues) + self.ceilings.len();
-        if lanes > QUEUES_MAX && !wfq.ceilings.is_empty() {
+        if lanes > QUEUES_MAX && !self.ceilings.is_empty() {
             let problem = format!(
                 "{queues} queues and {} tenants with a ceiling are more than {QUEUES_MAX}",
                 self.ceilings.len()

@@ -1,4 +1,4 @@
-//! Policing: drops the frames of a port above its rate, directly after they were received.
+//! The ingress policer: it drops the frames of a port above its rate, directly after reception.
 //!
 //! # Problem
 //! The ingress policies `bps` and `pps` limit bits or frames, as a switch without cycle metering
@@ -32,7 +32,7 @@ use crate::drop::DropReason;
 
 /// Rate limits on the frames that a port sends.
 #[derive(Clone, Debug, Default)]
-pub struct Limits {
+pub struct IngressPolicer {
     /// Own limit of the port, from the policies `bps` and `pps`.
     pub own: Option<Arc<Policer>>,
     /// Parts of the links that the port shares.
@@ -49,7 +49,7 @@ pub struct LinkLimit {
     pub policer: Arc<Policer>,
 }
 
-impl Limits {
+impl IngressPolicer {
     /// Whether the port has no limits at all.
     #[must_use]
     pub fn is_none(&self) -> bool {
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn red_frames_are_dropped_and_counted_and_others_stay() {
         let own = policer(Limit::SingleRate { cir: CIR, cbs: 2_000, ebs: 300 });
-        let limits = Limits { own: Some(own), links: Vec::new() };
+        let limits = IngressPolicer { own: Some(own), links: Vec::new() };
         let counters = PortCounters::default();
         let mut frames = batch(&[1_500, 250, 300, 600, 200, 100]);
         limits.police(&mut frames, Nanos(0), &counters);
@@ -237,7 +237,7 @@ mod tests {
         let held = Arc::new(AtomicU64::new(0));
         let links =
             vec![LinkLimit { active: Arc::clone(&active), held: Arc::clone(&held), policer }];
-        let limits = Limits { own: None, links };
+        let limits = IngressPolicer { own: None, links };
         let counters = PortCounters::default();
         let mut frames = batch(&[1_000; 20]);
         limits.police(&mut frames, Nanos(0), &counters);
@@ -278,7 +278,7 @@ mod tests {
         let mut large = Batch::new();
         large.push(&bytes, offload).unwrap();
         let pps = policer(Limit::Packets { rate: PacketsPerSecond(1), burst: 8 });
-        let limits = Limits { own: Some(pps), links: Vec::new() };
+        let limits = IngressPolicer { own: Some(pps), links: Vec::new() };
         large.push(&bytes, offload).unwrap();
         limits.police(&mut large, Nanos(0), &PortCounters::default());
         assert_eq!(large.len(), 1, "seven of eight frames are used up");

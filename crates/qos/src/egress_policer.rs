@@ -1,4 +1,4 @@
-//! Policing towards VMs: a tenant's contract and the parts of its VMs, in bytes and in frames.
+//! EgressPolicer towards VMs: a tenant's contract and the parts of its VMs, in bytes and in frames.
 //!
 //! # Problem
 //!
@@ -198,17 +198,17 @@ impl Meter {
     }
 }
 
-/// Policing of one VM.
+/// EgressPolicer of one VM.
 #[derive(Debug)]
-pub struct Policing {
+pub struct EgressPolicer {
     vm: Meter,
     /// Meter that all VMs of the tenant share.
     tenant: Option<Arc<Meter>>,
     sharing: Sharing,
 }
 
-impl Policing {
-    /// Policing of a VM under its tenant's contract, if there is one.
+impl EgressPolicer {
+    /// EgressPolicer of a VM under its tenant's contract, if there is one.
     #[must_use]
     pub const fn new(vm: Meter, tenant: Option<Arc<Meter>>, sharing: Sharing) -> Self {
         Self { vm, tenant, sharing }
@@ -309,19 +309,19 @@ mod tests {
         Terms { bytes: Some((BitsPerSecond(rate), depth)), ..Terms::default() }
     }
 
-    fn alone(terms: Terms) -> Policing {
-        Policing::new(Meter::new(terms), None, Sharing::Strict)
+    fn alone(terms: Terms) -> EgressPolicer {
+        EgressPolicer::new(Meter::new(terms), None, Sharing::Strict)
     }
 
-    fn arrive(policing: &Policing, size: Size, nanos: u64) -> Policed {
-        policing.refill(Nanos(nanos));
-        policing.arrive(size)
+    fn arrive(policer: &EgressPolicer, size: Size, nanos: u64) -> Policed {
+        policer.refill(Nanos(nanos));
+        policer.arrive(size)
     }
 
     /// Number of frames that pass of a flood from `from` to `to`, with a frame every 100 µs.
-    fn flood(policing: &Policing, from: u64, to: u64) -> u64 {
+    fn flood(policer: &EgressPolicer, from: u64, to: u64) -> u64 {
         let times = (from * 10_000..to * 10_000).map(|n| n * 100_000);
-        times.filter(|now| arrive(policing, FRAME, *now) == Policed::Pass).count() as u64
+        times.filter(|now| arrive(policer, FRAME, *now) == Policed::Pass).count() as u64
     }
 
     /// FS-VDE Eq. (3) as printed passes 70,049 frames of this flood. 50 + 1,000/s × 10 s are due.
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn a_vm_is_limited_to_its_part_and_the_tenant_to_its_contract() {
         let tenant = Some(Arc::new(Meter::new(bytes(8_000_000, 10_000))));
-        let vm = |terms| Policing::new(Meter::new(terms), tenant.clone(), Sharing::Strict);
+        let vm = |terms| EgressPolicer::new(Meter::new(terms), tenant.clone(), Sharing::Strict);
         let (held, free) = (vm(bytes(6_000_000, 2_000)), vm(Terms::default()));
         assert_eq!([(); 3].map(|()| arrive(&held, FRAME, 0)), {
             [Policed::Pass, Policed::Pass, Policed::AboveVm]
@@ -362,7 +362,7 @@ mod tests {
     fn a_frame_that_the_tenant_cannot_pay_costs_the_vm_nothing() {
         let tenant = Arc::new(Meter::new(frames(1_000, 2)));
         let part = Terms { bytes: Some((BitsPerSecond(8_000), 3_000)), ..frames(1_000, 3) };
-        let vm = Policing::new(Meter::new(part), Some(tenant), Sharing::Strict);
+        let vm = EgressPolicer::new(Meter::new(part), Some(tenant), Sharing::Strict);
         let got = [(); 4].map(|()| arrive(&vm, FRAME, 0));
         assert_eq!(got, {
             [Policed::Pass, Policed::Pass, Policed::AboveTenant, Policed::AboveTenant]
@@ -374,8 +374,9 @@ mod tests {
     fn a_borrower_uses_only_what_its_siblings_leave() {
         let bed = |sharing| {
             let tenant = Arc::new(Meter::new(frames(1_000, 40)));
-            let vm =
-                || Policing::new(Meter::new(frames(500, 10)), Some(Arc::clone(&tenant)), sharing);
+            let vm = || {
+                EgressPolicer::new(Meter::new(frames(500, 10)), Some(Arc::clone(&tenant)), sharing)
+            };
             [vm(), vm()]
         };
         assert_eq!(flood(&bed(Sharing::Strict)[0], 0, 10), 5_009);
@@ -396,41 +397,42 @@ mod tests {
 
     #[test]
     fn a_full_bucket_passes_a_longer_frame_and_goes_into_debt() {
-        let policing = alone(bytes(8_000_000, 1_500));
+        let policer = alone(bytes(8_000_000, 1_500));
         let segment = Size { bytes: 64_000, frames: 45 };
-        assert!(!policing.all_pass(segment), "as a batch it would pass with others");
-        assert_eq!(arrive(&policing, segment, 0), Policed::Pass);
-        assert_eq!(arrive(&policing, FRAME, 63_499_999), Policed::AboveVm);
-        assert_eq!(arrive(&policing, FRAME, 63_500_000), Policed::Pass);
+        assert!(!policer.all_pass(segment), "as a batch it would pass with others");
+        assert_eq!(arrive(&policer, segment, 0), Policed::Pass);
+        assert_eq!(arrive(&policer, FRAME, 63_499_999), Policed::AboveVm);
+        assert_eq!(arrive(&policer, FRAME, 63_500_000), Policed::Pass);
     }
 
     #[test]
     fn a_batch_passes_as_a_whole_or_pays_nothing() {
-        let policing = alone(frames(1_000, 40));
+        let policer = alone(frames(1_000, 40));
         let batch = |frames| Size { bytes: 64 * frames, frames };
-        assert!(policing.all_pass(batch(32)));
-        assert!(!policing.all_pass(batch(9)));
-        assert!(policing.all_pass(batch(8)));
-        assert_eq!(policing.arrive(FRAME), Policed::AboveVm);
+        assert!(policer.all_pass(batch(32)));
+        assert!(!policer.all_pass(batch(9)));
+        assert!(policer.all_pass(batch(8)));
+        assert_eq!(policer.arrive(FRAME), Policed::AboveVm);
     }
 
     #[test]
     fn the_check_sequence_counts_if_configured() {
         let with = |per_frame| alone(Terms { per_frame, ..bytes(8_000, 6_400) });
         let minimal = Size { bytes: 60, frames: 1 };
-        let passed = |policing: Policing| {
-            (0..200).take_while(|_| policing.arrive(minimal) == Policed::Pass).count()
+        let passed = |policer: EgressPolicer| {
+            (0..200).take_while(|_| policer.arrive(minimal) == Policed::Pass).count()
         };
         assert_eq!((passed(with(0)), passed(with(4))), (106, 100));
     }
 
     #[test]
     fn new_terms_keep_spent_tokens_spent() {
-        let policing = alone(frames(1, 100));
+        let policer = alone(frames(1, 100));
         for _ in 0..95 {
-            assert_eq!(arrive(&policing, FRAME, 0), Policed::Pass);
+            assert_eq!(arrive(&policer, FRAME, 0), Policed::Pass);
         }
-        let changed = Policing::new(policing.vm().changed(frames(1, 1_000)), None, Sharing::Strict);
+        let changed =
+            EgressPolicer::new(policer.vm().changed(frames(1, 1_000)), None, Sharing::Strict);
         let more = (0..10).filter(|_| arrive(&changed, FRAME, 0) == Policed::Pass);
         assert_eq!(more.count(), 5);
     }
@@ -440,7 +442,7 @@ mod tests {
         let tenant = Arc::new(Meter::new(frames(1, 10_000)));
         let passed = std::thread::scope(|scope| {
             let run = || {
-                let vm = Policing::new(Meter::new(frames(1, 8_000)), Some(tenant.clone()), {
+                let vm = EgressPolicer::new(Meter::new(frames(1, 8_000)), Some(tenant.clone()), {
                     Sharing::Borrow
                 });
                 (0..50_000).filter(|_| vm.arrive(FRAME) == Policed::Pass).count()

@@ -2,10 +2,10 @@
 //! a tenant limits what its VMs send by shared ports. Frames above a limit are dropped before they
 //! are copied.
 
+use penstock_qos::egress_policer::{Sharing as QosSharing, Terms, split};
 use penstock_qos::policer::{
     DEPTH_MAX, PACKETS_MAX, RATE_MAX, RATE_MIN, default_depth, default_frames,
 };
-use penstock_qos::policing::{Sharing as QosSharing, Terms, split};
 use penstock_toml::{BitsPerSecond, Object, PacketsPerSecond, Report};
 use penstock_units as units;
 use schemars::JsonSchema;

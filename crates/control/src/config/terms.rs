@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_dataplane::queue::{Classes, QueueTerms, ShapeTerms};
+use penstock_qos::egress_policer::{Sharing, Terms};
 use penstock_qos::policer::Spec;
-use penstock_qos::policing::{Sharing, Terms};
 use penstock_units::BitsPerSecond;
 
 use super::fabric::AgentTerms;

@@ -6,8 +6,8 @@
 
 use std::fmt::Display;
 
+use penstock_qos::egress_policer::Terms;
 use penstock_qos::policer::{Limit, segments_depth, segments_frames};
-use penstock_qos::policing::Terms;
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
 use super::Warning;

@@ -311,9 +311,10 @@ impl World<'_> {
             depth: port.depth.map(Cycles),
             price: self.sold.get(&port.name).map(|sold| sold.price).unwrap_or_default(),
         };
-        policy.limits = self.ingress_policers.of(&port.name);
-        policy.receive = self.receive_policers.of(&port.name);
-        policy.send = port.tenant.as_ref().and_then(|tenant| self.send_policers.of(tenant));
+        policy.ingress_policer = self.ingress_policers.of(&port.name);
+        policy.egress_policer = self.receive_policers.of(&port.name);
+        policy.tenant_policer =
+            port.tenant.as_ref().and_then(|tenant| self.send_policers.of(tenant));
         policy.rtp = self.streams.of(&port.name);
         policy.watched = port.link.is_some();
         policy.queue = self.queues.of(&port.name);

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_qos::policing::{Meter, Policing, Sharing, Terms};
+use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
 
 use crate::config::{HostConfig, Port, Tenant};
 
@@ -14,7 +14,7 @@ use crate::config::{HostConfig, Port, Tenant};
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReceivePolicers {
     tenants: BTreeMap<String, Arc<Meter>>,
-    ports: BTreeMap<String, Arc<Policing>>,
+    ports: BTreeMap<String, Arc<EgressPolicer>>,
 }
 
 impl ReceivePolicers {
@@ -35,8 +35,8 @@ impl ReceivePolicers {
                 if contract.is_none() && port.receive.is_none() {
                     continue;
                 }
-                let policing = self.port(port, terms, contract.as_ref(), tenant.receive_sharing());
-                next.ports.insert(port.name.clone(), policing);
+                let policer = self.port(port, terms, contract.as_ref(), tenant.receive_sharing());
+                next.ports.insert(port.name.clone(), policer);
             }
             next.tenants.extend(contract.map(|contract| (tenant.name.clone(), contract)));
         }
@@ -49,7 +49,7 @@ impl ReceivePolicers {
         terms: Terms,
         contract: Option<&Arc<Meter>>,
         sharing: Sharing,
-    ) -> Arc<Policing> {
+    ) -> Arc<EgressPolicer> {
         let old = self.ports.get(&port.name);
         let same = old.filter(|old| {
             let contracts = match (old.tenant(), contract) {
@@ -60,12 +60,12 @@ impl ReceivePolicers {
         });
         same.cloned().unwrap_or_else(|| {
             let vm = renewed(old.map(|old| old.vm()), terms);
-            Arc::new(Policing::new(vm, contract.cloned(), sharing))
+            Arc::new(EgressPolicer::new(vm, contract.cloned(), sharing))
         })
     }
 
     /// The policer of a port.
-    pub(super) fn of(&self, port: &str) -> Option<Arc<Policing>> {
+    pub(super) fn of(&self, port: &str) -> Option<Arc<EgressPolicer>> {
         self.ports.get(port).cloned()
     }
 }
@@ -76,31 +76,31 @@ fn renewed(old: Option<&Meter>, terms: Terms) -> Meter {
 
 /// The policers of what tenants send by shared ports, by tenant.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SendPolicers(BTreeMap<String, Arc<Policing>>);
+pub(super) struct SendPolicers(BTreeMap<String, Arc<EgressPolicer>>);
 
 impl SendPolicers {
     /// The policers for `config`. Unchanged ones are taken over.
     pub(super) fn next(&self, config: &HostConfig) -> Self {
         let limited = |tenant: &Tenant| {
             let terms = tenant.send_terms()?;
-            let policing = match self.0.get(&tenant.name) {
+            let policer = match self.0.get(&tenant.name) {
                 Some(old) if *old.vm().terms() == terms => Arc::clone(old),
                 Some(old) => metered(old.vm().changed(terms)),
                 None => metered(Meter::new(terms)),
             };
-            Some((tenant.name.clone(), policing))
+            Some((tenant.name.clone(), policer))
         };
         Self(config.tenants.iter().filter_map(limited).collect())
     }
 
     /// The policer of a tenant.
-    pub(super) fn of(&self, tenant: &str) -> Option<Arc<Policing>> {
+    pub(super) fn of(&self, tenant: &str) -> Option<Arc<EgressPolicer>> {
         self.0.get(tenant).cloned()
     }
 }
 
-fn metered(meter: Meter) -> Arc<Policing> {
-    Arc::new(Policing::new(meter, None, Sharing::Strict))
+fn metered(meter: Meter) -> Arc<EgressPolicer> {
+    Arc::new(EgressPolicer::new(meter, None, Sharing::Strict))
 }
 
 #[cfg(test)]

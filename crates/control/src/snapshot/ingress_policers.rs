@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use penstock_dataplane::police::{Limits, LinkLimit};
+use penstock_dataplane::ingress_policer::{IngressPolicer, LinkLimit};
 use penstock_qos::bottleneck::{FRAME_OVERHEAD, limits, part_depth};
 use penstock_qos::policer::{Limit, Policer, RATE_MAX, RATE_MIN, Spec};
 use penstock_units::BitsPerSecond;
@@ -65,14 +65,14 @@ impl IngressPolicers {
     }
 
     /// The policers of a port.
-    pub(super) fn of(&self, port: &str) -> Option<Arc<Limits>> {
+    pub(super) fn of(&self, port: &str) -> Option<Arc<IngressPolicer>> {
         let part = |link: &WatchedLink| {
             let policer = Arc::clone(link.parts.get(port)?);
             let (active, held) = (Arc::clone(&link.active), Arc::clone(&link.held));
             Some(LinkLimit { active, held, policer })
         };
         let own = self.own.get(port).cloned();
-        let limits = Limits { own, links: self.links.values().filter_map(part).collect() };
+        let limits = IngressPolicer { own, links: self.links.values().filter_map(part).collect() };
         (!limits.is_none()).then(|| Arc::new(limits))
     }
 }

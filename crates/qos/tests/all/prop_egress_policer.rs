@@ -4,7 +4,7 @@
 use penstock_qos::policer::Size;
 use std::sync::Arc;
 
-use penstock_qos::policing::{Meter, Policed, Policing, Sharing, Terms};
+use penstock_qos::egress_policer::{EgressPolicer, Meter, Policed, Sharing, Terms};
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond};
 use proptest::prelude::*;
 
@@ -34,9 +34,9 @@ fn in_frames(rate: u64, depth: u32) -> Terms {
     Terms { frames: Some((PacketsPerSecond(rate), depth)), ..Terms::default() }
 }
 
-fn arrive(policing: &Policing, size: Size, nanos: u64) -> Policed {
-    policing.refill(Nanos(nanos));
-    policing.arrive(size)
+fn arrive(policer: &EgressPolicer, size: Size, nanos: u64) -> Policed {
+    policer.refill(Nanos(nanos));
+    policer.arrive(size)
 }
 
 type Passed = Vec<(u64, Size)>;
@@ -73,8 +73,8 @@ proptest! {
         let sharing = if borrow { Sharing::Borrow } else { Sharing::Strict };
         let tenant = Arc::new(Meter::new(contract));
         let contract_of = || Some(Arc::clone(&tenant));
-        let vm = |part: &Terms| Policing::new(Meter::new(*part), contract_of(), sharing);
-        let vms: Vec<Policing> = parts.iter().map(vm).collect();
+        let vm = |part: &Terms| EgressPolicer::new(Meter::new(*part), contract_of(), sharing);
+        let vms: Vec<EgressPolicer> = parts.iter().map(vm).collect();
         let (mut all, mut of_vm) = (Passed::new(), vec![Passed::new(); VMS]);
         let mut now = 0;
         for (gap, vm, size) in arrivals {
@@ -97,12 +97,12 @@ proptest! {
     fn idle_time_earns_no_more_than_the_depth(
         rate in 100..100_000_u64, depth in 2..1_000_u32, idle in 1..1_000_u64,
     ) {
-        let policing = Policing::new(Meter::new(in_frames(rate, depth)), None, Sharing::Strict);
+        let policer = EgressPolicer::new(Meter::new(in_frames(rate, depth)), None, Sharing::Strict);
         let (start, size) = (idle * 1_000_000_000, Size { bytes: 64, frames: 1 });
         // A second at ten times the rate.
         let gap = 100_000_000 / rate;
         let times = (0..10 * rate).map(|n| start + n * gap);
-        let passed = times.filter(|now| arrive(&policing, size, *now) == Policed::Pass).count();
+        let passed = times.filter(|now| arrive(&policer, size, *now) == Policed::Pass).count();
         let brought = rate * ((10 * rate - 1) * gap) / 1_000_000_000;
         let (passed, most) = (passed as u64, u64::from(depth) + brought);
         prop_assert!(passed <= most && passed + 1 >= most.min(10 * rate), "{passed} of {most}");
@@ -118,7 +118,7 @@ proptest! {
         let tenant = Arc::new(Meter::new(in_frames(2 * rate, 2 * burst + 2)));
         let vm = |depth| {
             let part = Meter::new(in_frames(rate, depth));
-            Policing::new(part, Some(Arc::clone(&tenant)), Sharing::Borrow)
+            EgressPolicer::new(part, Some(Arc::clone(&tenant)), Sharing::Borrow)
         };
         let (borrower, sibling) = (vm(1), vm(burst));
         let size = Size { bytes: 64, frames: 1 };

@@ -1,4 +1,4 @@
-//! `[fabric]`: the part of a host in a fabric, and the controllers from which its agent takes plans.
+//! `[fabric]`: a host as a server of a fabric, and the controllers from which it takes plans.
 
 use std::path::{Path, PathBuf};
 

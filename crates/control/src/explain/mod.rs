@@ -20,7 +20,7 @@
 //! | link | frames dropped by a full queue of a port with `egress = "wfq"` |
 //! | destination | frames dropped by a receiver's ring or queue |
 //! | link | frames not taken, because too many wait for a shared output (`held_back`) |
-//! | own entitlement | frames waited while the port had no cycles, and no other port took its entitlement |
+//! | own entitlement | frames waited without cycles, and no other port took the entitlement |
 //! | own entitlement | the port is in debt and had no batch |
 //! | neighbours | frames waited, others used the core, and the port got less than its entitlement |
 //! | core | frames waited, and the core was full |

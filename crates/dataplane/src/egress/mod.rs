@@ -32,6 +32,7 @@ use crate::port::TxOutcome;
 use crate::schedule::Unit;
 use crate::worker::{Handed, Peers, PortSlot};
 use account::{Way, account};
+use egress_policer::{receives, sends};
 use waiting::Waiting;
 
 /// The frames of a batch that go to one port.
@@ -259,7 +260,7 @@ impl Egress {
             None => frames,
             Some(policer) => {
                 let now = self.waiting.now();
-                passed = egress_policer::receives(policer, batch, frames, now, &mut delivery);
+                passed = receives(policer, batch, frames, now, &mut delivery);
                 if passed.len == 0 {
                     return delivery;
                 }
@@ -270,13 +271,7 @@ impl Egress {
         let sent;
         let frames = match sender.and_then(|sender| sender.tenant_policer.as_deref()) {
             Some(policer) if delivery.way == Way::Out => {
-                sent = egress_policer::sends(
-                    policer,
-                    batch,
-                    frames,
-                    self.waiting.now(),
-                    &mut delivery,
-                );
+                sent = sends(policer, batch, frames, self.waiting.now(), &mut delivery);
                 if sent.len == 0 {
                     return delivery;
                 }

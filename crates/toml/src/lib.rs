@@ -5,7 +5,7 @@
 //! line, its object, the limit and a remedy. serde stops at the first mistake.
 //!
 //! # Approach
-//! [`read`] checks the syntax. [`section`] and [`list`] then read each table by itself, and what
+//! [`read()`] checks the syntax. [`section`] and [`list`] then read each table by itself, and what
 //! they cannot read goes to the [`Report`]. The caller adds what objects say of each other. A file
 //! with any mistake yields [`ConfigErrors`] and no value.
 //!

@@ -1,9 +1,10 @@
-//! The host's one API: configuration, validation, snapshots, readings.
+//! The host's API: configuration, validation, snapshots, readings.
 //!
-//! Daemon, command line, later the controller and the lab are clients of [`host::Host`]. Nothing
-//! here runs on a worker's path; locks and allocation are allowed, and nothing waits for traffic.
+//! The daemon is the client of [`host::Host`]. Nothing here runs on a worker's path, so locks and
+//! allocation are allowed. Nothing here waits for traffic.
 #![forbid(unsafe_code)]
-// Nothing a guest or a user sends may end the process; tests fail by panicking.
+#![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
+// Input of a guest or a user must not end the process. Tests fail by panicking.
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unimplemented)

@@ -107,9 +107,16 @@ pub struct Fabric {
     measured: BTreeMap<TenantSlot, Measured>,
     /// The tenants with VMs on each server.
     present: BTreeMap<NodeId, BTreeSet<TenantSlot>>,
-    /// Slots of removed tenants that still have queues. They are not reused until these are
-    /// released.
-    leaving: BTreeSet<TenantSlot>,
+    /// Removed tenants that still have queues. Their slots are not reused until these are released.
+    leaving: BTreeMap<TenantSlot, Leaving>,
+}
+
+/// A removed tenant that still has queues.
+#[derive(Clone, Debug, Default)]
+struct Leaving {
+    links: Vec<(LinkId, Need)>,
+    /// Hosts that may still mark with the tenant's code point. Its queues stay until there is none.
+    marking: BTreeSet<NodeId>,
 }
 
 impl Fabric {
@@ -133,7 +140,7 @@ impl Fabric {
             scores: BTreeMap::new(),
             measured: BTreeMap::new(),
             present: BTreeMap::new(),
-            leaving: BTreeSet::new(),
+            leaving: BTreeMap::new(),
         })
     }
 
@@ -235,15 +242,17 @@ impl Fabric {
         Ok(())
     }
 
-    /// Removes a tenant. Its queues are released in the next interval.
+    /// Removes a tenant. Its queues are released in the first pass after [`Self::stopped_marking`]
+    /// was called for all of its hosts.
     ///
     /// # Errors
     /// There is no such tenant.
     pub fn remove(&mut self, name: &str) -> Result<(), ChangeRefused> {
         let slot = self.slots.remove(name);
         let slot = slot.ok_or_else(|| ChangeRefused::Unknown(name.to_owned()))?;
+        let (links, marking) = (self.links(slot).to_vec(), self.servers_of(slot).collect());
         self.datacenter.retire(slot);
-        self.leaving.insert(slot);
+        self.leaving.insert(slot, Leaving { links, marking });
         self.specs.remove(&slot);
         self.scores.remove(&slot);
         self.measured.remove(&slot);
@@ -254,13 +263,20 @@ impl Fabric {
     /// Frees the slots of removed tenants whose queues were released.
     fn free_slots(&mut self) {
         let Self { leaving, binding, datacenter, .. } = self;
-        leaving.retain(|slot| {
+        leaving.retain(|slot, _| {
             let bound = binding.of(*slot).is_some();
             if !bound {
                 datacenter.free(*slot);
             }
             bound
         });
+    }
+
+    /// Notes the hosts that do not mark for removed tenants any more.
+    pub fn stopped_marking(&mut self, stopped: impl Fn(NodeId) -> bool) {
+        for leaving in self.leaving.values_mut() {
+            leaving.marking.retain(|server| !stopped(*server));
+        }
     }
 
     /// Adds `more` VMs of a class to a tenant.
@@ -366,8 +382,15 @@ impl Fabric {
         hold: bool,
         change: impl FnOnce(&mut Binding, &Topology, &[Candidate<'_>]) -> Pass,
     ) -> Pass {
-        let Self { datacenter, binding, scores, .. } = self;
+        let Self { datacenter, binding, scores, leaving, .. } = self;
         let topology = datacenter.topology();
+        let leaving = leaving.iter().filter(|(_, leaving)| !leaving.marking.is_empty());
+        let leaving = leaving.map(|(tenant, Leaving { links, .. })| Candidate {
+            tenant: *tenant,
+            score: 0,
+            links,
+            movable: false,
+        });
         let candidates: Vec<Candidate<'_>> = datacenter
             .tenants()
             .map(|(tenant, placed)| {
@@ -378,6 +401,7 @@ impl Fabric {
                 let score = scores.get(&tenant).map_or(0, |score| score.get());
                 Candidate { tenant, score, links, movable: told && !hold }
             })
+            .chain(leaving)
             .collect();
         change(binding, topology, &candidates)
     }

@@ -14,6 +14,7 @@ pub mod agents;
 pub mod carry_out;
 pub mod events;
 pub mod fabric_state;
+pub mod files;
 mod fnv;
 pub mod history;
 pub mod hosts;

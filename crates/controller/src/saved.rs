@@ -42,7 +42,7 @@ pub(crate) trait Stamped:
 
 /// Contents of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found<T> {
+pub(crate) enum SavedPlan<T> {
     /// There is no file.
     Nothing,
     /// The last plan.
@@ -75,7 +75,7 @@ impl<T: Stamped> Saved<T> {
     }
 
     /// Reads the file.
-    pub(crate) async fn load(&self) -> Result<Found<T>, String> {
+    pub(crate) async fn load(&self) -> Result<SavedPlan<T>, String> {
         let this = self.clone();
         on_a_thread(move || this.read()).await
     }
@@ -106,7 +106,7 @@ impl<T: Stamped> Saved<T> {
         on_a_thread(move || this.write(Some(plan), None).map_err(|error| error.to_string())).await
     }
 
-    fn read(&self) -> Result<Found<T>, String> {
+    fn read(&self) -> Result<SavedPlan<T>, String> {
         let wrong = |problem: &str| {
             let path = self.path.display();
             Err(format!(
@@ -116,7 +116,7 @@ impl<T: Stamped> Saved<T> {
         match fs::metadata(&self.path) {
             Ok(found) if found.len() > BYTES_MAX => return wrong("too large for a plan"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Found::Nothing);
+                return Ok(SavedPlan::Nothing);
             }
             _ => {}
         }
@@ -136,8 +136,8 @@ impl<T: Stamped> Saved<T> {
             Ok(record) if record.host != self.host => {
                 wrong(&format!("the plan of host {}", record.host))
             }
-            Ok(Record { plan: Some(plan), .. }) => Ok(Found::Whole(plan)),
-            Ok(Record { stamp: Some(stamp), .. }) => Ok(Found::Stamp(stamp)),
+            Ok(Record { plan: Some(plan), .. }) => Ok(SavedPlan::Whole(plan)),
+            Ok(Record { stamp: Some(stamp), .. }) => Ok(SavedPlan::Stamp(stamp)),
             Ok(_) => wrong("it says nothing"),
             Err(error) => wrong(&error.to_string()),
         }
@@ -210,7 +210,7 @@ impl<T: Stamped> Keeper<T> {
     }
 
     /// Reads the file.
-    pub(crate) async fn load(&self) -> Result<Found<T>, String> {
+    pub(crate) async fn load(&self) -> Result<SavedPlan<T>, String> {
         self.saved.load().await
     }
 
@@ -278,10 +278,10 @@ mod tests {
         let folder = folder("saved");
         let path = folder.join("plan");
         let saved = Saved::<HostPlan>::new("server-1", &path);
-        assert_eq!(saved.load().await, Ok(Found::Nothing));
+        assert_eq!(saved.load().await, Ok(SavedPlan::Nothing));
         assert_eq!(saved.keep(plan(1)).await, Ok(None));
         assert_eq!(saved.keep(plan(2)).await, Ok(None));
-        assert_eq!(saved.load().await, Ok(Found::Whole(plan(2))));
+        assert_eq!(saved.load().await, Ok(SavedPlan::Whole(plan(2))));
         let other = Saved::<HostPlan>::new("server-2", &path).load().await.unwrap_err();
         assert!(other.contains("the plan of host server-1"), "{other}");
         let whole = fs::read(&path).unwrap();
@@ -306,15 +306,19 @@ mod tests {
         fs::create_dir(folder.join("plan.new")).unwrap();
         let told = keeper.keep(plan(2)).await.unwrap().unwrap();
         assert!(told.contains("make room"), "{told}");
-        assert_eq!(keeper.load().await, Ok(Found::Stamp(plan(2).stamp)), "a deposed one is known");
+        assert_eq!(
+            keeper.load().await,
+            Ok(SavedPlan::Stamp(plan(2).stamp)),
+            "a deposed one is known"
+        );
         assert_eq!(keeper.owed(), Some(plan(2).stamp));
         let (tell, mut kept) = tokio::sync::mpsc::unbounded_channel();
         let again = tokio::spawn(keeper.clone().make_up(move |stamp| tell.send(stamp).unwrap()));
         sleep(PAUSES.1).await;
-        assert_eq!(keeper.load().await, Ok(Found::Stamp(plan(2).stamp)), "still no room");
+        assert_eq!(keeper.load().await, Ok(SavedPlan::Stamp(plan(2).stamp)), "still no room");
         fs::remove_dir(folder.join("plan.new")).unwrap();
         assert_eq!(kept.recv().await, Some(plan(2).stamp));
-        assert_eq!((keeper.load().await, keeper.owed()), (Ok(Found::Whole(plan(2))), None));
+        assert_eq!((keeper.load().await, keeper.owed()), (Ok(SavedPlan::Whole(plan(2))), None));
         again.abort();
         fs::remove_dir_all(folder).unwrap();
     }
@@ -328,13 +332,16 @@ mod tests {
         let named = || fs::read_to_string(&precious).unwrap();
         std::os::unix::fs::symlink(&precious, folder.join("plan.new")).unwrap();
         assert_eq!(saved.keep(plan(1)).await, Ok(None));
-        assert_eq!((saved.load().await, named().as_str()), (Ok(Found::Whole(plan(1))), "precious"));
+        assert_eq!(
+            (saved.load().await, named().as_str()),
+            (Ok(SavedPlan::Whole(plan(1))), "precious")
+        );
         // The same if there is no room for a new file: the old one is overwritten.
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(&precious, &path).unwrap();
         fs::create_dir(folder.join("plan.new")).unwrap();
         assert!(saved.keep(plan(2)).await.unwrap().is_some());
-        assert_eq!((saved.load().await, named().as_str()), (Ok(Found::Nothing), "precious"));
+        assert_eq!((saved.load().await, named().as_str()), (Ok(SavedPlan::Nothing), "precious"));
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -347,7 +354,7 @@ mod tests {
         fs::create_dir(folder.join("plan.new")).unwrap();
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));
         assert!(keeper.keep(plan(2)).await.unwrap().is_some());
-        assert_eq!(keeper.load().await, Ok(Found::Nothing));
+        assert_eq!(keeper.load().await, Ok(SavedPlan::Nothing));
         assert!(fs::symlink_metadata(&path).is_err(), "the name is gone");
         assert_eq!(keeper.owed(), Some(plan(2).stamp));
         fs::remove_dir_all(folder).unwrap();

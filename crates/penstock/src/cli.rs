@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use penstock_control::config::SCHEMAS;
 
 /// Default socket of the switch's daemon.
 pub const DEFAULT_SOCKET: &str = "/run/penstock/host.sock";
@@ -166,7 +165,7 @@ pub enum HostCommand {
 }
 
 fn schema_kinds() -> PossibleValuesParser {
-    SCHEMAS.map(|(kind, _)| kind).into()
+    crate::verbs::host::SCHEMAS.map(|(kind, _)| kind).into()
 }
 
 /// `penstock host run`.

@@ -1,4 +1,4 @@
-//! A token bucket that several threads share, for [`crate::policer`] and [`crate::policing`].
+//! A token bucket that several threads share, for [`crate::policer`] and [`crate::egress_policer`].
 //!
 //! Levels are counted in parts. A part is so small that a rate of R per second yields exactly R
 //! parts in a nanosecond, so refills never round. The level is one atomic word. It may be negative

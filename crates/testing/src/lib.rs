@@ -14,6 +14,8 @@
 //! test that passes does not wait for its deadline, so patience costs it nothing.
 #![forbid(unsafe_code)]
 
+pub mod json_schema;
+
 use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::panic::Location;

@@ -1,4 +1,4 @@
-//! Allowed dependencies between crates: `units` ← `qos vcpu fabric` ← `dataplane controller
+//! Allowed dependencies between crates: `units` ← `toml qos vcpu fabric` ← `dataplane controller
 //! vcpu-host vcpu-scx` ← `control guest` ← `sim` ← `lab`. The product is in the layer of `sim`, and
 //! links neither `sim` nor `lab`. Tests may use any crate as long as no circle results.
 
@@ -11,7 +11,8 @@ use serde::Deserialize;
 
 use crate::Finding;
 
-const PURE: &[&str] = &["qos", "vcpu", "fabric"];
+/// Crates without a clock or a network of their own.
+const PURE: &[&str] = &["toml", "qos", "vcpu", "fabric"];
 const SERVICES: &[&str] = &["dataplane", "controller", "vcpu-host", "vcpu-scx"];
 /// Crates that apply a configuration to the data path, or attach to it from the other side.
 const ROUND: &[&str] = &["control", "guest"];

@@ -22,84 +22,87 @@ pub const VCPUS_MAX: u16 = 64;
 /// Default percent of a processor that slices of deadlines may take.
 pub const DEADLINES_MAX: u64 = 70;
 
-/// `[vcpu]`: the processors on which the vCPUs of the `[[vm]]` tables are scheduled.
+/// `[vcpu]`: CPUs on which the vCPUs of the `[[vm]]` tables are scheduled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VcpuSection {
-    /// Processors for the vCPUs of all VMs, 1 to 56. Keep the switch's workers and QEMU's I/O
-    /// threads off.
+    /// CPUs for the vCPUs of all VMs, 1 to 56. The switch's workers and QEMU's I/O threads must not
+    /// run on them.
     #[schemars(length(min = 1, max = 56))]
     pub cpus: Vec<u32>,
-    /// For the scheduler's files; on a tmpfs. Default `/run/penstock/vcpu`.
+    /// Run directory of the vCPU scheduler, on a tmpfs. Default `/run/penstock/vcpu`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_dir: Option<PathBuf>,
-    /// Percent of a processor that slices of deadlines may take, 1 to 100. Default 70.
+    /// Limit on the part of a CPU for VMs with deadlines, in percent, 1 to 100. Default 70.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100))]
     pub deadlines_max: Option<u64>,
 }
 
-/// How a VM is scheduled.
+/// Scheduling mode of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VcpuMode {
-    /// By its share alone.
+    /// By weight alone.
     #[default]
     None,
-    /// It runs again within its deadline of when it was last descheduled.
+    /// The VM runs again within its deadline after each descheduling.
     Periodic,
-    /// It runs within its deadline of an external event.
+    /// The VM runs within its deadline after an external event.
     Aperiodic,
-    /// The kernel reserves it a run time in each period (`SCHED_DEADLINE`).
+    /// The kernel reserves a run time in each period for the VM (`SCHED_DEADLINE`).
     Reserved,
-    /// It carries the others' I/O. Simulated only: on a host it is refused.
+    /// The VM carries the I/O of others. Only simulations have this mode, hosts refuse it.
     Driver,
 }
 
-/// `[[vm]]`: a VM whose vCPUs are scheduled.
+/// `[[vm]]`: a VM with scheduled vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmTable {
-    /// Unique; ports name it by `vm`, events too.
+    /// Unique name. Ports refer to it by `vm`.
     pub name: String,
-    /// Its process. One of `pid`, `cgroup`, `process` and `domain` says where its threads are.
+    /// Process id of the VM. Exactly one of `pid`, `cgroup`, `process` and `domain` must be given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// A cgroup that only this VM is in.
+    /// Cgroup that contains only this VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
-    /// Its command line, with `*` for anything.
+    /// Command line of the VM's process, with `*` for any text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-    /// Its name in libvirt, which QEMU has as `-name guest=NAME`.
+    /// Name of the VM in libvirt, which is `-name guest=NAME` of QEMU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
-    /// Names of its vCPU threads, with `*` for anything. Default: those QEMU gives.
+    /// Names of the VM's vCPU threads, with `*` for any text. Default: QEMU's names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<String>,
-    /// How many vCPUs it is planned with, 1 to 64; those of a VM that runs are counted. Default 1.
+    /// Number of vCPUs in the plan, 1 to 64. The vCPUs of a running VM are counted instead. Default
+    /// 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub vcpus: Option<u16>,
-    /// How it is scheduled. Default `none`.
+    /// Scheduling mode. Default `none`.
     #[serde(default, skip_serializing_if = "is_none")]
     pub vcpu_mode: VcpuMode,
-    /// Of `periodic` and `aperiodic`, 0.5 ms to 1 s, as in `"3 ms"`; of `reserved`, the period.
+    /// Wake-up deadline of the modes `periodic` and `aperiodic`, or period of `reserved`: 0.5 ms to
+    /// 1 s, as in `"3 ms"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<String>,
-    /// Of `reserved`: run time in each period, as in `"0.6 ms"`. Default: its share of the period.
+    /// `reserved`: run time in each period, as in `"0.6 ms"`. Default: the VM's share of the
+    /// period.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<String>,
-    /// Of `reserved`: it may use more where other such threads leave it, up to 95 % of a processor,
-    /// at the cost of all others. Default `false`.
+    /// `reserved`: whether the VM may use the reserved time that other VMs leave, up to 95 % of a
+    /// CPU, before all VMs without a reservation. Default `false`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaim: Option<bool>,
-    /// Its part of the processors, for each active vCPU, 1 to 10000. Default 1.
+    /// Weight of each active vCPU, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
     pub vcpu_weight: Option<u64>,
-    /// Percent of its credits that are kept for when an event wakes it, 0 to 50. Default: 10 with a
-    /// deadline, else 0.
+    /// Part of the VM's credits that is kept for wake-ups by events, in percent, 0 to 50. Default:
+    /// 10 with a deadline, else 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 50))]
     pub io_reserve: Option<u8>,
@@ -110,7 +113,7 @@ const fn is_none(mode: &VcpuMode) -> bool {
     matches!(mode, VcpuMode::None)
 }
 
-/// How a VM's threads are found.
+/// How the scheduler finds a VM's threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// By the id of its process.

@@ -1,15 +1,15 @@
-//! What a port attaches to: a table for each type, with the keys that the type knows.
+//! The attachment of a port: one table for each type, with the type's keys.
 
 use core::fmt;
 use std::path::PathBuf;
 
+use penstock_toml::text::is_default;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::text::is_default;
 use super::vlan::FileMode;
 
-/// Queue pairs of an attachment, 1 to 8; `check` holds the range.
+/// Queue pairs of an attachment, 1 to 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Queues(#[schemars(range(min = 1, max = 8))] pub u16);
@@ -26,22 +26,22 @@ impl Default for Queues {
 pub struct VhostUser {
     /// Path of the socket, at most 107 bytes.
     pub socket: PathBuf,
-    /// Who listens. Default `server`.
+    /// The side that listens on the socket. Default `server`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mode: SocketMode,
     /// Queue pairs, 1 to 8. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub queues: Queues,
-    /// What the virtual machine may be left to finish. Default `true`.
+    /// Offloads of checksums and segmentation to the virtual machine. Default `true`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offloads: Offloads,
     /// Server: the socket's file mode. Default `"0600"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket_mode: Option<FileMode>,
-    /// Server: the socket's owner, a user's name or number. Default: the daemon's.
+    /// Server: the socket's owner, as user name or number. Default: the daemon's user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket_owner: Option<String>,
-    /// Server: the socket's group, a name or number. Default: the daemon's.
+    /// Server: the socket's group, as name or number. Default: the daemon's group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket_group: Option<String>,
 }
@@ -66,19 +66,19 @@ impl VhostUser {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tap {
-    /// The interface, at most 15 bytes.
+    /// Name of the interface, at most 15 bytes.
     pub interface: String,
-    /// The network namespace of the interface, a name under `/run/netns` or a path. Default: the
-    /// daemon's.
+    /// Network namespace of the interface: a name under `/run/netns`, or a path. Default: the
+    /// daemon's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
     /// Queue pairs, 1 to 8. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub queues: Queues,
-    /// What the kernel may be left to finish. Default `true`.
+    /// Offloads of checksums and segmentation to the kernel. Default `true`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offloads: Offloads,
-    /// The interface's MTU, 68 to 65521. Default: the kernel's, 1500.
+    /// MTU of the interface, 68 to 65521. Default: the kernel's default, 1500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 68, max = 65521))]
     pub mtu: Option<u32>,
@@ -93,17 +93,17 @@ impl Tap {
     }
 }
 
-/// `packet`: an existing interface, by a packet socket.
+/// `packet`: an existing interface, through a packet socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Packet {
-    /// The interface, at most 15 bytes.
+    /// Name of the interface, at most 15 bytes.
     pub interface: String,
-    /// The network namespace of the interface, a name under `/run/netns` or a path. Default: the
-    /// daemon's.
+    /// Network namespace of the interface: a name under `/run/netns`, or a path. Default: the
+    /// daemon's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
-    /// What the kernel may be left to finish. Default `true`.
+    /// Offloads of checksums and segmentation to the kernel. Default `true`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offloads: Offloads,
 }
@@ -116,20 +116,21 @@ impl Packet {
     }
 }
 
-/// `xdp`: an existing interface, by AF_XDP; by a packet socket where that is refused.
+/// `xdp`: an existing interface, through AF_XDP. If the kernel refuses AF_XDP, through a packet
+/// socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Xdp {
-    /// The interface, at most 15 bytes.
+    /// Name of the interface, at most 15 bytes.
     pub interface: String,
-    /// The network namespace of the interface, a name under `/run/netns` or a path. Default: the
-    /// daemon's.
+    /// Network namespace of the interface: a name under `/run/netns`, or a path. Default: the
+    /// daemon's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
     /// Queues of the interface, 1 to 8. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub queues: Queues,
-    /// Whether frames may lie where the NIC puts them. Default `auto`.
+    /// Whether the NIC writes frames into the switch's memory directly. Default `auto`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub zero_copy: ZeroCopy,
 }
@@ -143,25 +144,25 @@ impl Xdp {
     }
 }
 
-/// Which side of a vhost-user socket listens.
+/// The side of a vhost-user socket that listens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SocketMode {
     /// The switch listens, the virtual machine connects.
     #[default]
     Server,
-    /// The switch connects, and again whenever the connection is lost.
+    /// The switch connects, and reconnects when the connection is lost.
     Client,
 }
 
-/// Whether the frames of an `xdp` port may lie where the NIC puts them.
+/// Whether the NIC of an `xdp` port writes frames into the switch's memory directly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ZeroCopy {
-    /// If the driver can, else they are copied.
+    /// Yes, if the driver can. Otherwise the kernel copies frames.
     #[default]
     Auto,
-    /// They are copied.
+    /// No: the kernel copies frames.
     Never,
 }
 
@@ -170,9 +171,9 @@ pub enum ZeroCopy {
 #[serde(from = "OffloadsText", into = "OffloadsText")]
 #[schemars(with = "OffloadsText")]
 pub struct Offloads {
-    /// Checksums may be left to the far side.
+    /// The far side may leave checksums to the receiver of a frame.
     pub csum: bool,
-    /// TCP segments up to 64 KiB may pass whole; needs `csum`.
+    /// TCP segments of up to 64 KiB pass whole. Needs `csum`.
     pub tso: bool,
 }
 
@@ -186,10 +187,10 @@ enum OffloadsText {
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct OffloadsTable {
-    /// Checksums may be left to the far side. Default `true`.
+    /// Whether frames may pass with unfinished checksums. Default `true`.
     #[serde(default = "yes")]
     csum: bool,
-    /// TCP segments up to 64 KiB may pass whole; needs `csum`. Default `true`.
+    /// Whether TCP segments of up to 64 KiB pass whole. Needs `csum`. Default `true`.
     #[serde(default = "yes")]
     tso: bool,
 }
@@ -219,7 +220,7 @@ impl Default for Offloads {
     }
 }
 
-/// An attachment: when it changes, the port is attached anew.
+/// An attachment. If it changes, the port is attached again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Attachment {
     /// A virtual machine's virtio-net device.
@@ -228,15 +229,15 @@ pub enum Attachment {
     Tap(Tap),
     /// An existing interface.
     Packet(Packet),
-    /// An existing interface, by AF_XDP if that can be had.
+    /// An existing interface, through AF_XDP if the kernel allows it.
     Xdp(Xdp),
 }
 
 impl Attachment {
-    /// Names of the types, which are the keys of their tables.
+    /// Names of the types, which are also the keys of their tables.
     pub const TYPES: [&'static str; 4] = ["vhost-user", "tap", "packet", "xdp"];
 
-    /// The type, as in the file.
+    /// The type's name in the file.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -247,7 +248,6 @@ impl Attachment {
         }
     }
 
-    /// Queue pairs.
     #[must_use]
     pub const fn queues(&self) -> u16 {
         match self {
@@ -258,7 +258,7 @@ impl Attachment {
         }
     }
 
-    /// What the far side may be left to finish; an `xdp` port leaves nothing.
+    /// The offloads. An `xdp` port has none.
     #[must_use]
     pub const fn offloads(&self) -> Offloads {
         match self {

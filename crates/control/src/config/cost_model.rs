@@ -1,7 +1,6 @@
-//! The cost model's file: read whole or refused whole, and written.
+//! The cost model's file: it is read whole or refused whole, and written by `penstock calibrate`.
 //!
-//! **Rule.** As a host's configuration is read: all mistakes at once, each with line, object, limit
-//! and remedy. Keys and units: `docs/cost-model.md`.
+//! Errors have the form of the host configuration's. Keys and units are in `docs/cost-model.md`.
 
 use core::fmt::Write as _;
 use std::collections::BTreeMap;
@@ -11,14 +10,11 @@ use penstock_qos::cost_model::{
     self as qos, About, Action, ActionTerm, BatchTerm, Cell, CellKey, Coefficient, CostModel,
     ModelError, Parts, Source, Spread,
 };
+use penstock_toml::ConfigErrors;
+use penstock_toml::text::read as text;
+use penstock_toml::{Object, Report, list, section, unknown_sections};
 use penstock_units::TscRate;
 use serde::Deserialize;
-use toml_edit::Document;
-
-use super::draft::{Object, Report, list, section, unknown_sections};
-use super::error::ConfigErrors;
-use super::source::Source as Text;
-use super::text::read as text;
 
 const SECTIONS: [&str; 7] = ["about", "batch", "numa_remote", "vms", "cores", "action", "cell"];
 
@@ -108,7 +104,7 @@ impl CellTable {
     }
 }
 
-/// A model's text, read; each part with its place.
+/// The tables of a model's file.
 struct Draft<'a> {
     about: Option<Object<'a, AboutTable>>,
     batch: Option<Object<'a, BatchTable>>,
@@ -119,39 +115,38 @@ struct Draft<'a> {
     cells: Vec<Object<'a, CellTable>>,
 }
 
-/// Reads a model's text; `file` is what errors call it.
+/// Reads a model's text. `file` is the name of the file in errors.
 ///
 /// # Errors
 /// All mistakes at once, in the order of the text.
 pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
-    let source = Text::new(text, file);
-    let document = Document::parse(text).map_err(|error| {
-        let problem = error.message().replace('\n', ", ");
-        let remedy = "write it again with `penstock calibrate`, or correct the TOML syntax";
-        ConfigErrors(vec![source.error(error.span(), "syntax", problem, remedy)])
-    })?;
-    let root = document.as_table();
-    let mut report = Report::new(source);
-    unknown_sections(root, &SECTIONS, &mut report);
-    let draft = Draft {
-        about: section(root, "about", &mut report),
-        batch: section(root, "batch", &mut report),
-        numa_remote: section(root, "numa_remote", &mut report),
-        vms: list(root, "vms", &mut report),
-        cores: list(root, "cores", &mut report),
-        actions: list(root, "action", &mut report),
-        cells: list(root, "cell", &mut report),
-    };
-    check(&draft, &mut report);
-    report.finish()?;
-    let Some(parts) = draft.parts() else {
-        unreachable!("a part without a value has reported why")
-    };
-    CostModel::new(parts).map_err(|error| {
-        let mut report = Report::new(Text::new(text, file));
+    let read = penstock_toml::read(text, file, |root, report| {
+        unknown_sections(root, &SECTIONS, report);
+        let draft = Draft {
+            about: section(root, "about", report),
+            batch: section(root, "batch", report),
+            numa_remote: section(root, "numa_remote", report),
+            vms: list(root, "vms", report),
+            cores: list(root, "cores", report),
+            actions: list(root, "action", report),
+            cells: list(root, "cell", report),
+        };
+        check(&draft, report);
+        if !report.is_empty() {
+            return None;
+        }
+        let Some(parts) = draft.parts() else {
+            unreachable!("a part without a value has reported why")
+        };
         let remedy = "measure again with `penstock calibrate`, or correct the value";
-        draft.tell(error, remedy, &mut report);
-        report.into_errors()
+        CostModel::new(parts).map_err(|error| draft.tell(error, remedy, report)).ok()
+    });
+    read.map_err(|mut errors| {
+        for error in errors.0.iter_mut().filter(|error| error.object == "syntax") {
+            "write it again with `penstock calibrate`, or correct the TOML syntax"
+                .clone_into(&mut error.remedy);
+        }
+        errors
     })
 }
 
@@ -160,10 +155,10 @@ pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
 /// # Errors
 /// All mistakes at once; a file that cannot be read is one.
 pub fn load_model(path: &Path) -> Result<CostModel, ConfigErrors> {
-    parse_model(&super::file::read_file(path)?, &path.display().to_string())
+    parse_model(&penstock_toml::read_file(path)?, &path.display().to_string())
 }
 
-/// What is missing, of another version, or there twice.
+/// Reports missing sections, other versions and duplicates.
 fn check(draft: &Draft<'_>, report: &mut Report<'_>) {
     let missing = [
         ("about", draft.about.is_none()),
@@ -254,7 +249,7 @@ impl Draft<'_> {
         })
     }
 
-    /// Reports what [`CostModel::new`] found where it stands.
+    /// Reports an error of [`CostModel::new`] at its place in the file.
     fn tell(&self, error: ModelError, remedy: &str, report: &mut Report<'_>) {
         let text = error.to_string();
         let (problem, why) = text.split_once("; ").unwrap_or((&text, remedy));
@@ -314,7 +309,7 @@ fn spread(spread: &Spread) -> String {
     format!("{{ median = {median:.3}, min = {min:.3}, max = {max:.3} }}")
 }
 
-/// A TOML string: quoted, with what must be escaped escaped.
+/// `text` as a quoted TOML string.
 fn quoted(text: &str) -> String {
     toml_edit::Value::from(text).to_string().trim().to_owned()
 }

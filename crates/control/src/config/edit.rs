@@ -1,9 +1,9 @@
-//! Changes to the text of a configuration: its author's comments and order stay.
+//! Changes to the text of a configuration. Comments and order stay.
 
+use penstock_toml::ConfigError;
 use serde::Serialize;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Formatted, Item, Table, TableLike, Value};
 
-use super::error::ConfigError;
 use super::model::{Port, Tenant};
 use super::rule::Rule;
 use super::upgrade::{path, upgrade_table};
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The table's name in the file, and what people call it.
+    /// The table's name in the file, and the word for it in messages.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Tenant => "tenant",
@@ -37,7 +37,7 @@ pub(crate) enum Edit<'a> {
     Delete(Kind, &'a str),
 }
 
-/// Why a text cannot be changed so.
+/// Why a text cannot be changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum EditError {
@@ -58,7 +58,7 @@ pub(crate) enum EditError {
 }
 
 impl Edit<'_> {
-    /// What is changed and its name.
+    /// Kind and name of the changed object.
     pub(crate) fn object(&self) -> (Kind, &str) {
         match self {
             Self::AddPort(port) => (Kind::Port, &port.name),
@@ -68,7 +68,7 @@ impl Edit<'_> {
         }
     }
 
-    /// The text with the change made.
+    /// The text after the change.
     pub(crate) fn apply(&self, text: &str) -> Result<String, EditError> {
         let mut document: DocumentMut = text.parse().map_err(EditError::Syntax)?;
         let (kind, name) = self.object();
@@ -105,7 +105,7 @@ fn tables(document: &mut DocumentMut, kind: Kind) -> Result<&mut ArrayOfTables, 
     item.as_array_of_tables_mut().ok_or(EditError::Shape(kind.name()))
 }
 
-/// An object as a table, nested ones inline, with an empty line above.
+/// An object as a table with an empty line above. Nested tables are inline.
 fn table_of<T: Serialize>(object: &T) -> Result<Table, EditError> {
     let document = toml_edit::ser::to_document(object).map_err(EditError::Write)?;
     let mut table = Table::new();
@@ -120,7 +120,7 @@ fn table_of<T: Serialize>(object: &T) -> Result<Table, EditError> {
     Ok(table)
 }
 
-/// How a key's value is written.
+/// The value of a key, in the form in which the file writes it.
 enum Form {
     Text,
     Literal,
@@ -138,8 +138,8 @@ fn form(key: &str) -> Form {
     }
 }
 
-/// Sets a key, or removes it if the text is empty; what was behind the old value stays behind the
-/// new one. A dot in the key is a key of a table: `vhost-user.queues`.
+/// Sets a key, or removes it if the text is empty. A comment behind the old value stays. A key with
+/// a dot is a key of an inner table: `vhost-user.queues`.
 fn set(table: &mut dyn TableLike, key: &str, text: &str) -> Result<(), EditError> {
     if key == "name" {
         return Err(EditError::Name);
@@ -193,7 +193,7 @@ fn value_of(key: &str, text: &str) -> Value {
     }
 }
 
-/// A value without the white space it was read with.
+/// A value without the white space around it.
 fn plain(mut value: Value) -> Value {
     match &mut value {
         Value::InlineTable(table) => table.fmt(),
@@ -204,7 +204,7 @@ fn plain(mut value: Value) -> Value {
     value
 }
 
-/// A configuration as text, for one that has no file.
+/// The text of a configuration that has no file.
 pub(crate) fn text_of(config: &super::model::HostConfig) -> Result<String, ConfigError> {
     let document = toml_edit::ser::to_document(config);
     let failed = |error: toml_edit::ser::Error| ConfigError {
@@ -223,7 +223,7 @@ pub(crate) fn text_of(config: &super::model::HostConfig) -> Result<String, Confi
     Ok(DocumentMut::from(root).to_string())
 }
 
-/// Sections as `[tables]`, lists of objects as `[[tables]]`; what is in them stays inline.
+/// Writes sections as `[tables]` and lists of objects as `[[tables]]`. Tables in them stay inline.
 fn expanded(item: Item) -> Item {
     match item.into_array_of_tables() {
         Ok(tables) => Item::ArrayOfTables(tables),

@@ -1,17 +1,17 @@
-//! What a configuration may ask of this machine.
+//! The machine's CPUs and accounts, as far as a configuration refers to them.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The machine as far as a configuration depends on it. Without knowledge nothing is refused.
+/// The machine as far as a configuration depends on it. Unknown properties refuse nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// The CPUs the daemon may run on; `None` if that is not known.
+    /// CPUs on which the daemon may run; `None` if they are unknown.
     pub cores: Option<BTreeSet<u32>>,
 }
 
 impl Machine {
-    /// This machine: the CPUs that are online and allowed to this process.
+    /// This machine, with the CPUs that are online and allowed for this process.
     #[must_use]
     pub fn here() -> Self {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
@@ -25,14 +25,15 @@ impl Machine {
         Self { cores }
     }
 
-    /// The CPU for a worker whose configuration names none.
+    /// The CPU of a worker without configured CPU.
     #[must_use]
     pub fn default_core(&self) -> Option<u32> {
         self.cores.as_ref()?.last().copied()
     }
 }
 
-/// The number of a user or group: as it is, or the third field of its line in `file`.
+/// The number of a user or group: `name` itself if it is a number, or the third field of its line
+/// in `file`.
 pub(crate) fn account(name: &str, file: &Path) -> Option<u32> {
     if let Ok(number) = name.parse() {
         return Some(number);
@@ -44,7 +45,7 @@ pub(crate) fn account(name: &str, file: &Path) -> Option<u32> {
     })
 }
 
-/// Reads `0-3,8`, as the kernel writes lists of CPUs.
+/// Reads a list of CPUs in the kernel's form, `0-3,8`.
 fn cpu_list(text: &str) -> Option<BTreeSet<u32>> {
     let mut cores = BTreeSet::new();
     for range in text.trim().split(',').filter(|range| !range.is_empty()) {

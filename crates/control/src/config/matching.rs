@@ -1,22 +1,21 @@
-//! The values a rule matches on: masked addresses, prefixes, ports, protocol names.
+//! Values that a rule matches: masked addresses, prefixes, ports, protocols.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
+use penstock_toml::text_value;
 use penstock_units::MacAddr;
 
-use super::text::text_value;
-
-/// Most value/mask pairs that a port range becomes; the worst range needs 30.
+/// Limit on pairs of value and mask that a port range becomes. The worst range needs 30.
 pub const PORT_MASKS_MAX: usize = 30;
 
 /// A MAC address under a mask: `52:54:00:00:00:01` or `52:54:00:00:00:00/ff:ff:ff:00:00:00`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MacMatch {
-    /// Value; no bit outside the mask is set.
+    /// Value. Bits outside of the mask are 0.
     pub value: MacAddr,
-    /// Which bits count.
+    /// Mask: bits that are compared.
     pub mask: MacAddr,
 }
 
@@ -54,7 +53,7 @@ text_value!(MacMatch, "MacMatch", "a MAC address, with a mask behind a / or not"
     "pattern": "^([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}(/([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2})?$"
 });
 
-/// A MAC address of one station: not zero, not a group address.
+/// A MAC address of one station: neither zero nor a group address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StationMac(pub MacAddr);
 
@@ -91,9 +90,9 @@ text_value!(StationMac, "StationMac", "a MAC address, as in \"52:54:00:00:00:01\
 /// An IPv4 or IPv6 prefix: `10.0.0.0/24`, `2001:db8::/32`, `10.0.0.1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpPrefix {
-    /// Network address; the host bits are 0.
+    /// Network address. The host bits are 0.
     pub addr: IpAddr,
-    /// Length, at most 32 or 128.
+    /// Prefix length: up to 32 for IPv4, up to 128 for IPv6.
     pub len: u8,
 }
 
@@ -177,7 +176,7 @@ impl fmt::Display for EtherType {
     }
 }
 
-/// Decimal, or hexadecimal behind `0x`.
+/// Reads a decimal number, or a hexadecimal one behind `0x`.
 fn number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16).ok(),
@@ -226,7 +225,7 @@ impl IpProto {
         ("esp", 50),
     ];
 
-    /// Whether its header begins with a source and a destination port.
+    /// Whether the protocol's header begins with source and destination port.
     #[must_use]
     pub const fn has_ports(self) -> bool {
         matches!(self.0, 6 | 17 | 132)
@@ -270,16 +269,14 @@ text_value!(IpProto, "IpProto", "tcp, udp, sctp, icmp, icmpv6, gre, esp or a num
 /// Ports: `80`, `"80/0xfff0"` (value and mask) or `"1024-65535"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PortMatch {
-    /// Ports whose bits under the mask are these.
+    /// Ports that equal the value under the mask.
     Masked {
-        /// The bits.
         value: u16,
-        /// Which bits count.
+        /// Mask: bits that are compared.
         mask: u16,
     },
-    /// Ports from the first to the last, both included.
+    /// Ports from the first to the last, both inclusive.
     Range {
-        /// First port.
         first: u16,
         /// Last port, not below the first.
         last: u16,
@@ -287,7 +284,7 @@ pub enum PortMatch {
 }
 
 impl PortMatch {
-    /// The same ports as pairs of value and mask: one for a masked match, for a range at most
+    /// The ports as pairs of value and mask. A masked match is one pair, a range becomes up to
     /// [`PORT_MASKS_MAX`] aligned blocks.
     #[must_use]
     pub fn to_masks(self) -> Vec<(u16, u16)> {
@@ -298,7 +295,7 @@ impl PortMatch {
         let mut masks = Vec::new();
         let mut at = first;
         while at <= last {
-            // The largest block that begins here and does not pass the end.
+            // The largest block that begins here and ends within the range.
             let mut size = if at == 0 { 1 << 16 } else { at & at.wrapping_neg() };
             while at + size - 1 > last {
                 size /= 2;
@@ -370,7 +367,6 @@ text_value!(PortMatch, "PortMatch", "a port, \"1024-65535\" or \"80/0xfff0\"", {
 pub struct Dscp(u8);
 
 impl Dscp {
-    /// The number.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0

@@ -1,38 +1,38 @@
-//! The host's configuration as it stands in the file: one TOML table a type.
+//! The host's configuration as types: one type for each TOML table.
 //!
-//! **Rule.** Every value is checked where it is read; what depends on other objects (a port's
-//! tenant, a rule's port) is checked by [`super::parse`], so a [`HostConfig`] that came from there
-//! is right as a whole. Units stand in the key's name (`_s`, `_us`, `_per_second`).
+//! A value is checked when it is read. [`super::parse`] checks references between objects, so a
+//! [`HostConfig`] from there is valid as a whole. The unit of a key is part of its name (`_s`,
+//! `_us`, `_per_second`).
 
-use core::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use core::net::IpAddr;
 
-use penstock_dataplane::port::peer_memory::MemoryLimits;
+use penstock_toml::text::is_default;
+use penstock_toml::{BitsPerSecond, CyclesPerSecond};
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::attachment::{Attachment, Packet, Tap, VhostUser, Xdp};
-use super::joining::FabricSection;
+use super::egress_policer::EgressPolicer;
+use super::fabric::FabricSection;
+use super::host::{ForwardingSection, HostSection, WorkerSection};
+use super::ingress_policer::IngressPolicer;
 use super::matching::StationMac;
-use super::queueing::{Queue, Shape};
-use super::receiving::Receive;
-use super::release::{Egress, IngressPolicy, Readiness, Schedule};
+use super::queue::Queue;
+use super::release::{Egress, IngressPolicy};
 use super::rtp::RtpStream;
 use super::rule::Rule;
-use super::share::{
-    BitsPerSecond, Contract, CyclesPerSecond, ModelSection, Police, Priority, Weight,
-};
-use super::switching::SwitchSection;
-use super::text::is_default;
+use super::shape::Shape;
+use super::share::{Contract, ModelSection, Priority, Weight};
+use super::switch::SwitchSection;
 use super::vlan::{Vlan, VlanList};
 use super::wfq::Wfq;
 
-/// A host: everything `penstock host run` needs to know.
+/// Configuration of `penstock host run`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostConfig {
-    /// The daemon itself.
+    /// The daemon.
     pub host: HostSection,
     /// The polling threads.
     #[serde(default)]
@@ -40,187 +40,33 @@ pub struct HostConfig {
     /// MAC learning and the classifier.
     #[serde(default)]
     pub forwarding: ForwardingSection,
-    /// What a frame costs.
+    /// The cost model of a frame.
     #[serde(default)]
     pub model: ModelSection,
-    /// The fabric that the host is part of. Default: none.
+    /// The host's part as a server of a fabric. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<FabricSection>,
-    /// The switch of a fabric that the host is. Default: none.
+    /// The host's part as a switch of a fabric. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switch: Option<SwitchSection>,
-    /// Processors for virtual machines. Default: their vCPUs are not scheduled.
+    /// CPUs for virtual machines. Default: none, vCPUs are not scheduled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpu: Option<VcpuSection>,
-    /// Tenants: at most 1024.
+    /// Tenants, at most 1024.
     #[serde(default, rename = "tenant", skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<Tenant>,
-    /// Ports: at most 1024.
+    /// Ports, at most 1024.
     #[serde(default, rename = "port", skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,
-    /// Virtual machines whose vCPUs are scheduled: at most 1024.
+    /// Virtual machines with scheduled vCPUs, at most 1024.
     #[serde(default, rename = "vm", skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<VmTable>,
-    /// Rules: at most 16384.
+    /// Rules, at most 16384.
     #[serde(default, rename = "rule", skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<Rule>,
     /// Static MAC addresses.
     #[serde(default, rename = "fdb", skip_serializing_if = "Vec::is_empty")]
     pub fdb: Vec<FdbStatic>,
-}
-
-/// `[host]`: the daemon.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct HostSection {
-    /// Name shown in status and metrics; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
-    pub name: String,
-    /// Unix socket of the API. Default `/run/penstock/host.sock`.
-    #[serde(default = "default_socket")]
-    pub socket: PathBuf,
-    /// Directory for what must survive a restart. Default `/var/lib/penstock`.
-    #[serde(default = "default_state_dir")]
-    pub state_dir: PathBuf,
-    /// Address of the Prometheus page `/metrics`, as in `127.0.0.1:9753`. Default: none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
-    pub metrics: Option<SocketAddr>,
-    /// Whether `metrics` may be another address than a loopback one. Default `false`.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub metrics_any: bool,
-    /// What is logged: `error`, `warn`, `info`, `debug`, `trace`, or filter directives such as
-    /// `info,penstock_dataplane=debug`. Default `info`.
-    #[serde(default = "default_log")]
-    pub log: String,
-    /// Most memory of VMs that the daemon maps for all ports together, in GiB, 1 to 131072.
-    /// Default: 16 times the host's memory, at most 65536.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
-    pub memory_gib: Option<u32>,
-    /// Most memory of its VM that the daemon maps for each port, in GiB, 1 to 131072. Default: 4
-    /// times the host's memory, at most 65536.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
-    pub memory_per_port_gib: Option<u32>,
-    /// System call filters of worker and session threads. Default `on`.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub seccomp: Seccomp,
-}
-
-impl HostSection {
-    /// Bytes of VMs' memory that may be mapped.
-    #[must_use]
-    pub fn memory_limits(&self) -> MemoryLimits {
-        let default = MemoryLimits::default();
-        let bytes = |gib: Option<u32>, default| gib.map_or(default, |gib| u64::from(gib) << 30);
-        MemoryLimits {
-            port: bytes(self.memory_per_port_gib, default.port),
-            daemon: bytes(self.memory_gib, default.daemon),
-        }
-    }
-}
-
-/// What happens to a system call that a thread's filter forbids.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Seccomp {
-    /// The daemon says which thread made which call, and aborts.
-    #[default]
-    On,
-    /// The kernel logs the call and carries it out.
-    Log,
-    /// There are no filters.
-    Off,
-}
-
-fn default_socket() -> PathBuf {
-    PathBuf::from("/run/penstock/host.sock")
-}
-
-fn default_state_dir() -> PathBuf {
-    PathBuf::from("/var/lib/penstock")
-}
-
-fn default_log() -> String {
-    "info".to_owned()
-}
-
-/// Turns without a frame after which a worker sleeps, unless said otherwise.
-const IDLE_TURNS: u32 = 4096;
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde wants")]
-fn is_default_idle_turns(turns: &u32) -> bool {
-    *turns == IDLE_TURNS
-}
-
-/// `[worker]`: the polling threads.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct WorkerSection {
-    /// The CPUs of the polling threads, one worker each, at most 16. Default: one worker, on the
-    /// highest-numbered CPU that the daemon may use.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub cores: Vec<u32>,
-    /// How long an idle worker sleeps at most, in microseconds, 0 to 1000; 0 spins. Default 50.
-    #[schemars(range(max = 1000))]
-    pub idle_backoff_us: u32,
-    /// Turns without a frame after which an idle worker sleeps, 1 to 1000000. Default 4096: some
-    /// 10 ms of polling.
-    #[serde(skip_serializing_if = "is_default_idle_turns")]
-    #[schemars(range(min = 1, max = 1_000_000))]
-    pub idle_turns: u32,
-    /// Whose turn it is. Default `round-robin`.
-    pub schedule: Schedule,
-    /// How `hbs` treats a port from which nothing comes. Default `pending`.
-    #[serde(skip_serializing_if = "is_default")]
-    pub readiness: Readiness,
-    /// Microseconds between two refills of the cycle buckets, 10 to 1000. Default 50.
-    #[schemars(range(min = 10, max = 1000))]
-    pub refill_us: u32,
-    /// Cycles per second that each worker may spend on frames. Default: its whole core.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub capacity: Option<CyclesPerSecond>,
-    /// CPUs for the daemon's other threads. Default: all but the workers'.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub control_cores: Vec<u32>,
-}
-
-impl Default for WorkerSection {
-    fn default() -> Self {
-        Self {
-            cores: Vec::new(),
-            idle_backoff_us: 50,
-            idle_turns: IDLE_TURNS,
-            schedule: Schedule::RoundRobin,
-            readiness: Readiness::Pending,
-            refill_us: 50,
-            capacity: None,
-            control_cores: Vec::new(),
-        }
-    }
-}
-
-/// `[forwarding]`: MAC learning and the classifier.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct ForwardingSection {
-    /// Seconds after which an address that was not seen is forgotten, 10 to 1000000 (802.1D).
-    /// Default 300.
-    #[schemars(range(min = 10, max = 1_000_000))]
-    pub fdb_ageing_s: u32,
-    /// Addresses the host can hold, 64 to 131072. Fixed while the daemon runs. Default 8192.
-    #[schemars(range(min = 64, max = 131_072))]
-    pub fdb_entries: u32,
-    /// Different masks of a table of rules (a port's, a tenant's, the host's) that are searched by
-    /// hash, 1 to 128; at most 256 rules may have further masks. Default 32.
-    #[schemars(range(min = 1, max = 128))]
-    pub subtables_per_port: u32,
-}
-
-impl Default for ForwardingSection {
-    fn default() -> Self {
-        Self { fdb_ageing_s: 300, fdb_entries: 8192, subtables_per_port: 32 }
-    }
 }
 
 /// `[[tenant]]`: owner of ports and of the networks between them.
@@ -229,30 +75,29 @@ impl Default for ForwardingSection {
 pub struct Tenant {
     /// Unique; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
-    /// The tenant's VLANs, each a network of its own. Default: none, then the tenant has one
+    /// The tenant's VLANs, each a network of its own. Default: none. Then the tenant has one
     /// untagged network.
     #[serde(default, skip_serializing_if = "VlanList::is_empty")]
     pub vlans: VlanList,
-    /// MAC addresses each of the tenant's networks may occupy, 1 to 131072. Default 1024.
+    /// Limit on MAC addresses in each of the tenant's networks, 1 to 131072. Default 1024.
     #[serde(default = "default_fdb_limit")]
     #[schemars(range(min = 1, max = 131_072))]
     pub fdb_limit: u32,
-    /// Its weight among tenants at a `fair-share` output, 1 to 10000. Default 1.
+    /// Weight of the tenant at a `fair-share` output, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub uplink_weight: Weight,
-    /// The code point (DSCP) of all IP frames of its VMs that leave by a shared port, 0 to 63,
-    /// whatever a VM set. Default: none, frames leave as they are.
+    /// Code point (DSCP) of all IP frames that the tenant's VMs send by a shared port, 0 to 63. It
+    /// replaces the VM's own. Default: none, frames leave unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 63))]
     pub dscp: Option<u8>,
-    /// What its VMs may receive together, and each by its `uplink_share`. Default: as much as
-    /// comes.
+    /// Limits on what the tenant's VMs receive together. Each VM has a part by its `uplink_share`.
+    /// Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub receive: Option<Receive>,
-    /// What its VMs may send over the network, by shared ports, together. Default: as much as they
-    /// can.
+    pub receive: Option<EgressPolicer>,
+    /// Limits on what the tenant's VMs send by shared ports together. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub send: Option<Receive>,
+    pub send: Option<EgressPolicer>,
 }
 
 const fn default_fdb_limit() -> u32 {
@@ -275,14 +120,14 @@ impl Tenant {
     }
 }
 
-/// A port's allowance of slow-path frames: new addresses and floods.
+/// Limit on a port's slow-path frames: frames with new addresses, and floods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table such as { per_second = 2000 }")]
 pub struct SlowPath {
     /// Frames per second, 1 to 10000000. Default 1000.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub per_second: u32,
-    /// Frames at once, 1 to 1000000. Default 64.
+    /// Burst in frames, 1 to 1000000. Default 64.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub burst: u32,
 }
@@ -293,16 +138,16 @@ impl Default for SlowPath {
     }
 }
 
-/// `[[port]]`: the attachment of one virtual machine, namespace or interface, and what was sold.
+/// `[[port]]`: the attachment of a virtual machine, namespace or interface, and its contract.
 ///
-/// Exactly one of `vhost-user`, `tap`, `packet` and `xdp` is there; [`Port::attachment`] gives it.
+/// Exactly one of `vhost-user`, `tap`, `packet` and `xdp` is present.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
     /// Unique; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
-    /// Its owner. Default: none, a shared port (an uplink) that carries the networks of all
-    /// tenants on its VLANs.
+    /// Name of the port's tenant. Default: none. Then the port is shared (an uplink): it carries
+    /// the networks of all tenants on its VLANs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
 
@@ -312,105 +157,109 @@ pub struct Port {
     /// A TAP interface that the switch creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<Tap>,
-    /// An existing interface, by a packet socket.
+    /// An existing interface, through a packet socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packet: Option<Packet>,
-    /// An existing interface, by AF_XDP; by a packet socket where that is refused.
+    /// An existing interface, through AF_XDP. If the kernel refuses AF_XDP, through a packet
+    /// socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xdp: Option<Xdp>,
-    /// The worker that owns its queue pairs, 0 to 15, the place of its CPU in `cores`; may be set
-    /// while frames flow. Default: queue pairs are dealt to all workers.
+    /// Number of the worker that owns the port's queue pairs, 0 to 15: the index of the worker's
+    /// CPU in `cores`. It may change while frames flow. Default: queue pairs are spread over all
+    /// workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 15))]
     pub worker: Option<u16>,
 
-    /// Access port: untagged frames, all of this VLAN.
+    /// Access port: VLAN of the port's untagged frames.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<Vlan>,
-    /// Trunk port: tagged frames of these VLANs.
+    /// Trunk port: VLANs of the port's tagged frames.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trunk: Option<VlanList>,
-    /// Trunk port: the VLAN of untagged frames, one of `trunk`. Default: none, they are dropped.
+    /// Trunk port: VLAN of untagged frames, one of `trunk`. Default: none, untagged frames are
+    /// dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native: Option<Vlan>,
-    /// Whether it may send one VLAN tag more than its own, behind which nobody reads headers; on an
-    /// uplink without tags, whether tenants may. Not together with `ip`. Default `false`.
+    /// Whether frames of the port may have one VLAN tag more. The switch does not read the headers
+    /// behind that tag. On an uplink without tags, this allows the tag to tenants. Excludes `ip`.
+    /// Default `false`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub qinq: bool,
 
-    /// Source MAC addresses it may use. Default: any.
+    /// Source MAC addresses that the port may use. Default: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mac: Vec<StationMac>,
-    /// Source IP addresses it may use (IP, ARP, neighbour discovery). Default: any.
+    /// Source IP addresses that the port may use in IP, ARP and neighbour discovery. Default: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<String>")]
     pub ip: Vec<IpAddr>,
-    /// Its allowance of slow-path frames. Default: `{ per_second = 1000, burst = 64 }` for a
-    /// tenant's port, none for a shared one.
+    /// Limit on slow-path frames. Default: `{ per_second = 1000, burst = 64 }` for a tenant's port,
+    /// no limit for a shared port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_path: Option<SlowPath>,
-    /// What bounds the frames it sends. Default `none`.
+    /// Policy that limits the frames that the port sends. Default `none`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ingress_policy: IngressPolicy,
-    /// Cycles per second it bought, guaranteed by the policies `cycles-strict` and
-    /// `cycles-minmax`. Default: worked out from `contract` by the cost model.
+    /// Cycles per second that the port bought. The policies `cycles-strict` and `cycles-minmax`
+    /// guarantee them. Default: computed from `contract` by the cost model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cycles: Option<CyclesPerSecond>,
-    /// Most cycles that its bucket keeps while nothing waits, 1000 to 1000000000000: what it may
-    /// use at once, and what later classes may have to wait for it. Default: 1 ms of what it
-    /// bought and 50 us of the core.
+    /// Depth of the port's cycle bucket in cycles, 1000 to 1000000000000. The port may use so many
+    /// cycles at once, and later classes may wait for so many. Default: 1 ms of `cycles` and 50 us
+    /// of the core.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1_000, max = 1_000_000_000_000_u64))]
     pub depth: Option<u64>,
-    /// Its weight among the VMs that share the cycles others leave, 1 to 10000. Default 1.
+    /// Weight of the port for spare cycles, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cycle_weight: Weight,
-    /// Its latency class, 1 first to 8. Default 8.
+    /// Latency class, 1 (first) to 8. Default 8.
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: Priority,
-    /// What was bought, and the traffic it was bought for.
+    /// The rate that the port bought, and the traffic for which it bought it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contract: Option<Contract>,
-    /// The limits of the policies `bps` and `pps`.
+    /// Limits of the policies `bps` and `pps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub police: Option<Police>,
-    /// What it may receive. Default: its part, by `uplink_share`, of what its tenant may, else as
-    /// much as comes.
+    pub police: Option<IngressPolicer>,
+    /// Limits on what the port receives. Default: the port's part of its tenant's limits by
+    /// `uplink_share`, or no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub receive: Option<Receive>,
-    /// Uplink: bits per second that its link carries. Default: it is not watched.
+    pub receive: Option<EgressPolicer>,
+    /// Uplink: rate of the link in bits per second. Default: none, the link is not watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<BitsPerSecond>,
-    /// How frames towards it are ordered. Default `fifo`. `fair-share` and `wfq` belong to a shared
-    /// port; with `link` it sends no faster than that.
+    /// Order of the frames that leave by the port. `fair-share` and `wfq` belong to a shared port.
+    /// With `link` the port sends no faster than the link. Default `fifo`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub egress: Egress,
-    /// With `egress = "wfq"`: its queues, their weights, and which code points are theirs. Default:
-    /// eight of weight 1, everything in queue 0.
+    /// With `egress = "wfq"`: queues, their weights and their code points. Default: eight queues of
+    /// weight 1, all frames in queue 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wfq: Option<Wfq>,
-    /// How much may wait for it. Default: with `egress = "fair-share"` or `"wfq"` and
-    /// `shape.receive` as the table's keys say, else nothing does.
+    /// Limits on the frames that wait for the port. Default: the table's defaults with `egress =
+    /// "fair-share"`, `egress = "wfq"` or `shape.receive`; otherwise no frame waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<Queue>,
-    /// Rates that what it sends and receives is delayed to. Default: none.
+    /// Rates to which the port's frames are delayed. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Shape>,
-    /// Its weight among its tenant's ports, 1 to 10000: at a `fair-share` output, and of what the
-    /// tenant may receive together. Default 1.
+    /// Weight of the port among its tenant's ports, 1 to 10000. It divides the tenant's share of a
+    /// `fair-share` output and the tenant's `receive`. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub uplink_share: Weight,
-    /// RTP streams to it whose jitter is measured, at most 8. Default: none.
+    /// RTP streams to the port with measured jitter, at most 8. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rtp: Vec<RtpStream>,
-    /// The `[[vm]]` behind it: what comes for the port is an event for that VM's vCPUs. Default:
-    /// none.
+    /// Name of the `[[vm]]` behind the port. Frames for the port are events for that VM's vCPUs.
+    /// Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
 }
 
 impl Port {
-    /// A port with nothing but a name and what it attaches to.
+    /// A port with defaults for all other keys.
     #[must_use]
     pub fn new(name: impl Into<String>, attachment: impl Into<Attachment>) -> Self {
         let (mut vhost_user, mut tap, mut packet, mut xdp) = (None, None, None, None);
@@ -454,15 +303,15 @@ impl Port {
         }
     }
 
-    /// What the port attaches to; `None` if no type or several are given, which no checked
-    /// configuration does.
+    /// The port's attachment. `None` if none or several are given, which a checked configuration
+    /// never does.
     #[must_use]
     pub fn attachment(&self) -> Option<Attachment> {
         let mut given = self.attachments().into_iter().flatten();
         given.next().filter(|_| given.next().is_none())
     }
 
-    /// What is given of each type.
+    /// The given attachments.
     pub(super) fn attachments(&self) -> [Option<Attachment>; 4] {
         [
             self.vhost_user.clone().map(Attachment::VhostUser),
@@ -472,7 +321,7 @@ impl Port {
         ]
     }
 
-    /// `access 100`, `trunk 1,5-9 native 1`, `untagged`.
+    /// The port's VLANs as text: `access 100`, `trunk 1,5-9 native 1`, `untagged`.
     #[must_use]
     pub fn vlan_text(&self) -> String {
         match (&self.vlan, &self.trunk, &self.native) {
@@ -484,18 +333,17 @@ impl Port {
     }
 }
 
-/// `[[fdb]]`: a MAC address that is not learned.
+/// `[[fdb]]`: a static MAC address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FdbStatic {
-    /// Whose network it is in. Default: the port's tenant.
+    /// Name of the network's tenant. Default: the port's tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
     /// VLAN of the network. Default: the untagged network, or an access port's VLAN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<Vlan>,
-    /// The address.
     pub mac: StationMac,
-    /// The port behind which it lives.
+    /// Name of the port behind which the address is.
     pub port: String,
 }

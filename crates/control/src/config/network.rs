@@ -1,22 +1,22 @@
-//! Networks: which (tenant, VLAN) pairs there are, and which of them a port carries.
+//! Networks, which are pairs of tenant and VLAN, and the networks that a port carries.
 //!
-//! **Rule.** A tenant has one network a VLAN of its list, or a single untagged one (VLAN 0) if the
-//! list is empty. A tenant's port carries networks of that tenant only. A shared port carries, of
-//! each of its VLANs, the network of the one tenant that has it; VLANs that no tenant has are not
-//! carried.
+//! A tenant has one network for each VLAN of its list, or one untagged network (VLAN 0) if the list
+//! is empty. A tenant's port carries networks of that tenant only. A shared port carries, for each
+//! of its VLANs, the network of the one tenant that has the VLAN. It does not carry VLANs without a
+//! tenant.
 
 use std::collections::BTreeMap;
 
 use super::model::{Port, Tenant};
 
-/// A forwarding domain: a tenant, by its place in the configuration, and a VLAN, 0 untagged.
+/// A forwarding domain: the index of a tenant in the configuration, and a VLAN, or 0 for untagged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Network {
     pub(crate) tenant: usize,
     pub(crate) vlan: u16,
 }
 
-/// All networks, to be looked up by tenant and by VLAN.
+/// All networks by tenant and by VLAN.
 #[derive(Debug, Default)]
 pub(crate) struct Networks {
     by_tenant: Vec<Vec<u16>>,
@@ -25,7 +25,7 @@ pub(crate) struct Networks {
 }
 
 impl Networks {
-    /// `None` stands for a tenant whose table has mistakes of its own.
+    /// `None` is a tenant whose table has mistakes.
     pub(crate) fn new<'a>(tenants: impl Iterator<Item = Option<&'a Tenant>>) -> Self {
         let mut networks = Self::default();
         for (at, tenant) in tenants.enumerate() {
@@ -45,12 +45,11 @@ impl Networks {
         networks
     }
 
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.by_tenant.iter().map(Vec::len).sum()
     }
 
-    /// All, by tenant and VLAN.
+    /// All networks, ordered by tenant and VLAN.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Network> + '_ {
         let tenants = self.by_tenant.iter().enumerate();
         tenants.flat_map(|(tenant, vlans)| {
@@ -58,23 +57,22 @@ impl Networks {
         })
     }
 
-    /// A tenant's place by its name.
+    /// The index of a tenant.
     pub(crate) fn tenant(&self, name: &str) -> Option<usize> {
         self.names.get(name).copied()
     }
 
-    /// The tenants that have a VLAN.
+    /// Indices of the tenants that have a VLAN.
     pub(crate) fn owners(&self, vlan: u16) -> &[usize] {
         self.by_vlan.get(&vlan).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether a tenant has a VLAN.
     pub(crate) fn has(&self, tenant: usize, vlan: u16) -> bool {
         self.owners(vlan).contains(&tenant)
     }
 
-    /// The networks a port carries, by VLAN. Of a VLAN that several tenants have, a shared port
-    /// carries none: the check refuses that configuration.
+    /// The networks that a port carries, ordered by VLAN. A shared port carries no network of a
+    /// VLAN that several tenants have. The check refuses such a configuration.
     pub(crate) fn of_port(&self, port: &Port) -> Vec<Network> {
         let owner = port.tenant.as_deref().map(|name| self.tenant(name));
         let carried = |vlan: u16| match (owner, self.owners(vlan)) {
@@ -88,7 +86,7 @@ impl Networks {
     }
 }
 
-/// The VLANs a port is configured for, 0 untagged.
+/// The configured VLANs of a port; 0 is untagged.
 pub(crate) fn port_vlans(port: &Port) -> Vec<u16> {
     match (&port.vlan, &port.trunk) {
         (Some(vlan), _) => vec![vlan.get()],

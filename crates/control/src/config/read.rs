@@ -1,21 +1,18 @@
-//! From a file or a text to a checked configuration.
+//! Reads a file or a text as a checked configuration.
 
 use std::path::Path;
 
-use toml_edit::Document;
+use penstock_toml::{ConfigError, ConfigErrors};
+use penstock_toml::{read_file, save};
 
 use super::check;
-use super::draft::{Report, read_draft};
-use super::error::{ConfigError, ConfigErrors};
-use super::file::{read_file, save};
-use super::limits::FILE_BYTES_MAX;
+use super::draft::read_draft;
 use super::machine::Machine;
 use super::model::HostConfig;
-use super::source::Source;
 use super::upgrade::{current, outdated, upgrade};
 
-/// Reads and checks the text of a configuration on no particular machine; `file` is what errors
-/// call it.
+/// Reads and checks the text of a configuration for any machine. `file` is the name of the file in
+/// errors.
 ///
 /// # Errors
 /// All mistakes at once, in the order of the text.
@@ -23,7 +20,7 @@ pub fn parse(text: &str, file: &str) -> Result<HostConfig, ConfigErrors> {
     read(text, file, &Machine::default())
 }
 
-/// As [`parse`], and what the configuration asks of the machine must be there.
+/// As [`parse`]. The CPUs of the configuration must exist on `machine`.
 ///
 /// # Errors
 /// All mistakes at once, in the order of the text.
@@ -39,11 +36,12 @@ pub fn load(path: &Path) -> Result<HostConfig, ConfigErrors> {
     read(&read_file(path)?, &path.display().to_string(), &Machine::here())
 }
 
-/// Rewrites a configuration file with today's keys; its comments and order stay. Returns what was
-/// old, and writes nothing if nothing was.
+/// Rewrites a configuration file with current keys. Its comments and order stay. Returns the old
+/// keys, a sentence each; without old keys it writes nothing.
 ///
 /// # Errors
-/// All mistakes at once; the file is left as it was. A file that cannot be read or written is one.
+/// All mistakes at once. The file stays unchanged. A file that cannot be read or written is a
+/// mistake.
 pub fn migrate(path: &Path) -> Result<Vec<String>, ConfigErrors> {
     let text = read_file(path)?;
     let file = path.display().to_string();
@@ -61,30 +59,18 @@ pub fn migrate(path: &Path) -> Result<Vec<String>, ConfigErrors> {
 
 /// See [`parse_on`].
 fn read(text: &str, file: &str, machine: &Machine) -> Result<HostConfig, ConfigErrors> {
-    let source = Source::new(text, file);
-    if text.len() > FILE_BYTES_MAX {
-        let problem = format!("{} bytes are too many, the limit is {FILE_BYTES_MAX}", text.len());
-        let error = source.error(None, "file", problem, "split the host or shorten the file");
-        return Err(ConfigErrors(vec![error]));
-    }
-    let document = Document::parse(text).map_err(|error| {
-        let problem = error.message().replace('\n', ", ");
-        let remedy = "correct the TOML syntax; nothing else was checked";
-        ConfigErrors(vec![source.error(error.span(), "syntax", problem, remedy)])
-    })?;
-    let mut root = document.as_table().clone();
-    upgrade(&mut root);
-    let mut report = Report::new(source);
-    let draft = read_draft(&root, &mut report);
-    check::check(&draft, machine, &mut report);
-    if report.is_empty() {
+    penstock_toml::read(text, file, |root, report| {
+        let mut root = root.clone();
+        upgrade(&mut root);
+        let draft = read_draft(&root, report);
+        check::check(&draft, machine, report);
+        if !report.is_empty() {
+            return None;
+        }
         let Some(config) = draft.finish() else {
             unreachable!("an object without a value has reported why")
         };
-        check::check_tables(&config, &draft, &mut report);
-        if report.is_empty() {
-            return Ok(config);
-        }
-    }
-    Err(report.into_errors())
+        check::check_tables(&config, &draft, report);
+        Some(config)
+    })
 }

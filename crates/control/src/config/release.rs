@@ -1,15 +1,14 @@
-//! Choices of which this release has only one: the others' names are known, so that a file written
-//! for a later release is told so and not "unknown value".
+//! Named choices. An unknown name is refused with the release and the known names.
 
 use core::fmt;
 use core::str::FromStr;
 
-use super::text::text_value;
+use penstock_toml::text_value;
 
 /// This release's version.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// Words the refusal of a value.
+/// The error text of an unknown value.
 fn refuse(value: &str, later: &[&str], now: &[&str]) -> String {
     let what = if later.contains(&value) { "is not in release" } else { "is unknown in release" };
     match now {
@@ -18,7 +17,7 @@ fn refuse(value: &str, later: &[&str], now: &[&str]) -> String {
     }
 }
 
-/// Names of a choice: those of this release, and those that are known to come.
+/// Names of a choice in this release, and names that are planned for a later one.
 macro_rules! choice {
     (
         $name:ident,
@@ -52,25 +51,25 @@ macro_rules! choice {
     };
 }
 
-/// Whose turn it is on the worker.
+/// Order in which a worker serves its ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Schedule {
-    /// One batch each in turn.
+    /// One batch for each port in turn.
     #[default]
     RoundRobin,
-    /// By class, strictly; within a class in turn.
+    /// By class, strictly. Ports of a class take turns.
     Hbs,
 }
 
 choice!(Schedule, "Schedule", now ["round-robin" => RoundRobin, "hbs" => Hbs], later []);
 
-/// How the batch scheduler treats a port from which nothing comes.
+/// How the batch scheduler treats a port that sends no frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Readiness {
-    /// It is passed over; a look at its ring is enough.
+    /// It skips the port after a look at the port's ring.
     #[default]
     Pending,
-    /// It falls class by class, and is back in its own when it sends.
+    /// The port falls class by class, and returns to its own class when it sends.
     Demotion,
 }
 
@@ -81,19 +80,19 @@ choice!(
     later []
 );
 
-/// What bounds the frames a port sends.
+/// Limit on the frames that a port sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum IngressPolicy {
-    /// Nothing but its turn.
+    /// No limit.
     #[default]
     None,
-    /// Bits per second (RFC 2697, RFC 2698); what is above is dropped.
+    /// Bits per second (RFC 2697, RFC 2698). Frames above are dropped.
     Bps,
-    /// Frames per second; what is above is dropped.
+    /// Frames per second. Frames above are dropped.
     Pps,
-    /// The cycles it bought.
+    /// The cycles that the port bought.
     CyclesStrict,
-    /// The cycles it bought, and by weight what others leave.
+    /// The cycles that the port bought, and a weighted share of spare cycles.
     CyclesMinmax,
 }
 
@@ -105,15 +104,15 @@ choice!(
     later []
 );
 
-/// How frames towards a port are ordered.
+/// Order of the frames that leave by a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Egress {
-    /// As they come.
+    /// Order of arrival.
     #[default]
     Fifo,
     /// Tenants by weight, then their VMs (FS-VDE §4.1).
     FairShare,
-    /// By code point into a few queues, these by weight (QShare §V-D).
+    /// A few queues, selected by code point and served by weight (QShare §V-D).
     Wfq,
 }
 

@@ -1,16 +1,18 @@
-//! `rtp`: streams whose jitter is measured.
+//! `rtp`: streams with measured jitter.
 
+use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
+use penstock_toml::{Object, Report};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `{ port = 5004, clock_hz = 90000 }`: RTP to a UDP port of the VM.
+/// `{ port = 5004, clock_hz = 90000 }`: an RTP stream to a UDP port of the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table such as { port = 5004, clock_hz = 90000 }")]
 pub struct RtpStream {
-    /// UDP port it goes to, 1 to 65535.
+    /// Destination UDP port of the stream, 1 to 65535.
     #[schemars(range(min = 1, max = 65_535))]
     pub port: u16,
-    /// Units of its timestamps in a second, 1 to 1000000000: 90000 of video, 8000 or 48000 of
+    /// Clock rate of the timestamps in hertz, 1 to 1000000000: 90000 for video, 8000 or 48000 for
     /// voice (RFC 3551). Default 90000.
     #[serde(default = "video")]
     #[schemars(range(min = 1, max = 1_000_000_000))]
@@ -19,4 +21,32 @@ pub struct RtpStream {
 
 const fn video() -> u32 {
     90_000
+}
+
+/// Checks the streams of a port; `is_owned`: it is a tenant's port.
+pub(super) fn check<T>(
+    object: &Object<'_, T>,
+    streams: &[RtpStream],
+    is_owned: bool,
+    report: &mut Report<'_>,
+) {
+    if streams.len() > RTP_STREAMS_MAX {
+        let problem = format!("{} streams are too many", streams.len());
+        report.at(object, "rtp", problem, format!("mark at most {RTP_STREAMS_MAX}"));
+    }
+    if !streams.is_empty() && !is_owned {
+        let remedy = "mark it at the VM's port that receives the stream";
+        report.at(object, "rtp", "`rtp` belongs to a tenant's port", remedy);
+    }
+    for (at, stream) in streams.iter().enumerate() {
+        if stream.port == 0 || streams[..at].iter().any(|other| other.port == stream.port) {
+            let problem = format!("UDP port {} is 0 or marked twice", stream.port);
+            report.at(object, &format!("rtp.{at}"), problem, "write each of 1 to 65535 once");
+        }
+        if !(1..=1_000_000_000).contains(&stream.clock_hz) {
+            let problem = format!("`clock_hz` {} is out of range", stream.clock_hz);
+            let remedy = "write 1 to 1000000000; 90000 for video";
+            report.at(object, &format!("rtp.{at}"), problem, remedy);
+        }
+    }
 }

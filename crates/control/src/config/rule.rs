@@ -1,34 +1,35 @@
-//! `[[rule]]`: what to do with frames that match.
+//! `[[rule]]`: actions on frames that match.
 
 use core::fmt;
 use core::str::FromStr;
 
+use penstock_toml::text_value;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::matching::{Dscp, EtherType, IpPrefix, IpProto, MacMatch, PortMatch};
-use super::text::text_value;
 use super::vlan::Vlan;
 
-/// A rule. It applies to frames *from* one port, from a tenant's ports, or from all.
+/// A rule. It applies to frames *from* one port, from a tenant's ports, or from all ports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Unique; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
-    /// Higher wins, 0 to 65535; between equals the earlier in the file. Default 100.
+    /// Priority, 0 to 65535. The highest wins; of equal ones the first in the file wins. Default
+    /// 100.
     #[serde(default = "default_priority")]
     pub priority: u16,
-    /// Only frames from this port. Not together with `tenant`.
+    /// Only frames from this port. Excludes `tenant`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<String>,
     /// Only frames from this tenant's ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// What a frame must have. Default: nothing, all frames match.
+    /// Fields that a frame must have. Default: none, all frames match.
     #[serde(default, rename = "match", skip_serializing_if = "Match::is_any")]
     pub matching: Match,
-    /// In this order: rewrites first, then `drop`, `normal` or one or more `output:PORT`.
+    /// Actions in order: rewrites first, then `drop`, `normal` or one or more `output:PORT`.
     #[schemars(length(min = 1, max = 16))]
     pub actions: Vec<Action>,
 }
@@ -69,7 +70,7 @@ impl Rule {
     }
 }
 
-/// What a frame must have: all of it. A key left out matches anything.
+/// Fields that a frame must have. All must match; a missing key matches any value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table such as { dst_port = 80 }")]
 pub struct Match {
@@ -106,7 +107,7 @@ pub struct Match {
 }
 
 impl Match {
-    /// How many pairs of value and mask its port ranges become.
+    /// The number of pairs of value and mask that the port ranges become.
     #[must_use]
     pub fn expansions(&self) -> usize {
         let masks = |ports: Option<PortMatch>| ports.map_or(1, |p| p.to_masks().len());
@@ -144,18 +145,18 @@ impl fmt::Display for Match {
     }
 }
 
-/// One step of what a rule does.
+/// One action of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// `drop`: nowhere, counted as `rule`.
+    /// `drop`: drops the frame, with reason `rule`.
     Drop,
-    /// `normal`: as without the rule, by MAC address.
+    /// `normal`: forwards the frame by MAC address, as without the rule.
     Normal,
-    /// `output:PORT`: to this port.
+    /// `output:PORT`: sends the frame to this port.
     Output(String),
-    /// `set-vlan:100`: the frame belongs to this VLAN from here on.
+    /// `set-vlan:100`: moves the frame to this VLAN.
     SetVlan(Vlan),
-    /// `set-dscp:46`: the code point of an IP frame; others stay as they are.
+    /// `set-dscp:46`: sets the code point of an IP frame. Other frames stay unchanged.
     SetDscp(Dscp),
 }
 

@@ -1,34 +1,26 @@
 //! The JSON schemas of the configuration files, for editors.
 //!
-//! **Problem.** An editor should mark what `host check` and its like refuse. Types alone say little
-//! of it.
-//! **Rule.** The types give keys, types and ranges. [`rules`] adds what a schema can say besides:
-//! forms of names and addresses, and which keys need or exclude each other. It has the shape of the
-//! schema and is merged into it. What needs the whole file (that a name exists, that nothing is
-//! there twice) stays with `host check`. `tests/all/schema.rs` compares both. The files of a fabric
-//! have their schemas beside the code that reads them (`fabric`).
+//! # Problem
+//! An editor should mark what `host check` refuses. The types contain only a part of that.
+//!
+//! # Approach
+//! The types give keys, types and ranges. [`rules`] adds forms of names and addresses, and which
+//! keys need or exclude each other. It has the shape of the schema and is merged into it. `host
+//! check` alone sees the whole file: names that do not exist, duplicates. `tests/all/schema.rs`
+//! compares schema and check.
 
 use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
+use penstock_toml::schema::{ADDRESS, FileSchema, Tables, has, merge, need, written};
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde_json::{Value, json};
 
 use super::attachment::Attachment;
-use super::fabric;
 use super::limits::{BINDINGS_MAX, FDB_MAX, PORTS_MAX, RULES_MAX, TENANTS_MAX};
 use super::model::HostConfig;
-use super::schema_parts::{ADDRESS, Tables, has, merge, need, written};
 
-/// A kind of file by name, and what makes its schema.
-pub type FileSchema = (&'static str, fn() -> String);
-
-/// All kinds of files. The committed copy of a schema is `docs/NAME.schema.json`.
-pub const SCHEMAS: [FileSchema; 5] = [
-    ("host", schema),
-    ("controller", fabric::controller_schema),
-    ("fabric", fabric::topology_schema),
-    ("tenants", fabric::tenants_schema),
-    ("vcpu", vcpu),
-];
+/// The kinds of files that this crate reads. The committed copy of a schema is
+/// `docs/NAME.schema.json`.
+pub const SCHEMAS: [FileSchema; 2] = [("host", schema), ("vcpu", vcpu)];
 
 /// Names of hosts, tenants, ports and rules.
 const NAME: &str = "^[A-Za-z0-9._-]{1,32}$";
@@ -38,18 +30,18 @@ const NODE: &str = "^[^\\s]{1,63}$";
 const ABSOLUTE: &str = "^/";
 /// Paths of unix sockets.
 const SOCKET: &str = "^/.{0,106}$";
-/// An IPv4 or IPv6 address; the latter without a check of its groups.
+/// An IPv4 or IPv6 address. The groups of an IPv6 address are not checked.
 const IP: &str = "^((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])$\
                   |^[0-9a-fA-F:]*:[0-9a-fA-F:.]*$";
 
-/// The schema of [`HostConfig`] (JSON Schema 2020-12), pretty-printed, with a final newline. The
-/// committed copy is `docs/host.schema.json`.
+/// The schema of [`HostConfig`] (JSON Schema 2020-12) with a final newline. The committed copy is
+/// `docs/host.schema.json`.
 #[must_use]
 pub fn schema() -> String {
     written(Value::from(schemars::schema_for!(HostConfig)), rules())
 }
 
-/// The schema of the file of `penstock vcpu run`, if it is not the host's.
+/// The schema of a file for `penstock vcpu run` alone.
 fn vcpu() -> String {
     let mut tables = Tables::default();
     let properties = json!({ "vcpu": tables.one::<VcpuSection>(), "vm": tables.list::<VmTable>() });
@@ -108,7 +100,7 @@ fn rules() -> Value {
     rules
 }
 
-/// Of the scheduler's tables.
+/// Rules of the scheduler's tables.
 fn of_vcpus() -> Value {
     let timed = |modes: &[&str]| need(&["vcpu_mode"], json!({ "vcpu_mode": { "enum": modes } }));
     let time = "^\\s*[0-9]+(\\.[0-9]{1,9})?\\s*(us|ms|s)\\s*$";
@@ -139,14 +131,14 @@ fn of_vcpus() -> Value {
     } })
 }
 
-/// Of the tables that are values.
+/// Rules of inline tables.
 fn of_tables() -> Value {
     json!({
         "OffloadsTable": {
             "if": need(&["csum"], json!({ "csum": { "const": false } })),
             "then": need(&["tso"], json!({ "tso": { "const": false } }))
         },
-        "Police": {
+        "IngressPolicer": {
             "oneOf": [
                 need(&["cir"], json!({ "cir": true, "burst": false })),
                 need(&["pps"], json!({
@@ -156,7 +148,7 @@ fn of_tables() -> Value {
             "dependentRequired": { "pbs": ["pir"] },
             "not": has(&["ebs", "pir"])
         },
-        "Receive": {
+        "EgressPolicer": {
             "anyOf": [has(&["rate"]), has(&["pps"])],
             "dependentRequired": { "burst": ["rate"], "frames": ["pps"] }
         },
@@ -178,7 +170,7 @@ fn host() -> Value {
             "metrics": { "pattern": ADDRESS },
             "log": { "pattern": format!("^\\s*{directive}\\s*(,\\s*{directive}\\s*)*$") }
         },
-        // Other machines reach the page only if that is wanted.
+        // Other machines can reach the page only with `metrics_any`.
         "if": { "properties": { "metrics_any": { "const": false } } },
         "then": { "properties": {
             "metrics": { "type": "string", "pattern": "^(127\\.|\\[::1\\])" }
@@ -186,7 +178,7 @@ fn host() -> Value {
     })
 }
 
-/// Of what a port attaches to.
+/// Rules of attachments.
 fn of_attachments() -> Value {
     let interface = json!({ "properties": {
         "interface": { "pattern": "^[^/:\\s]{1,15}$" },
@@ -239,7 +231,7 @@ fn port() -> Value {
 mod tests {
     use super::*;
 
-    /// A rule about a key that is not there would refuse nothing.
+    /// A rule about an absent key would refuse nothing.
     #[test]
     fn rules_are_about_keys_that_are_there() {
         let schema = Value::from(schemars::schema_for!(HostConfig));

@@ -1,59 +1,17 @@
-//! What a port bought and how it is bounded: `contract`, `cycles`, `cycle_weight`, `priority`,
-//! `police`, and `[model]`, by which a contract becomes cycles.
+//! What a port bought: `contract`, `cycles`, `cycle_weight`, `priority`; and `[model]`, which turns
+//! contracts into cycles.
 
 use core::fmt;
 use core::str::FromStr;
 use std::path::PathBuf;
 
 use penstock_qos::cost_model::{SizeMix, SizeMixError};
+use penstock_toml::text_value;
 use penstock_units as units;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::text::text_value;
-
-/// A rate of cycles, bits or frames as people write it: `200M`, `2.5G`, `600k`.
-macro_rules! rate {
-    ($(#[$doc:meta])* $name:ident, $text:literal) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub struct $name(pub units::$name);
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.fmt(f)
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = units::ParseRateError;
-
-            fn from_str(text: &str) -> Result<Self, Self::Err> {
-                text.parse().map(Self)
-            }
-        }
-
-        text_value!($name, $text, "a rate such as \"2.5G\"", {
-            "type": ["string", "integer"],
-            "pattern": "^[0-9]+(\\.[0-9]+)?[kKMGT]?$"
-        });
-    };
-}
-
-rate! {
-    /// Cycles of the time-stamp counter per second.
-    CyclesPerSecond, "CyclesPerSecond"
-}
-rate! {
-    /// Bits per second of frames, FCS included.
-    BitsPerSecond, "BitsPerSecond"
-}
-rate! {
-    /// Frames per second.
-    PacketsPerSecond, "PacketsPerSecond"
-}
-
-/// A whole number with a range of its own.
+/// A whole number with its own range.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident, $text:literal, $low:literal, $high:literal) => {
         $(#[$doc])*
@@ -91,15 +49,15 @@ macro_rules! number {
 }
 
 number! {
-    /// A part of what is left over, 1 to 10000.
+    /// A weight, 1 to 10000.
     Weight, "Weight", 1, 10_000
 }
 number! {
-    /// A latency class, 1 first to 8.
+    /// A latency class, 1 (first) to 8.
     Priority, "Priority", 1, 8
 }
 
-/// What was bought: bits or frames per second.
+/// The rate of a contract: bits or frames per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ContractRate {
     /// `4G`, `4Gbps`: bits per second of frame bytes, FCS included as in `size`.
@@ -133,8 +91,8 @@ text_value!(ContractRate, "ContractRate", "a rate such as \"4G\" or \"600kpps\""
     "pattern": "^[0-9]+(\\.[0-9]+)?[kKMGT]?(bps|pps)?$"
 });
 
-/// `1024`, `imix` (RFC 6985: 7 of 64, 4 of 594, 1 of 1518) or `64:7+1518:1`: bytes of frames with
-/// FCS, and their weights.
+/// Sizes of frames in bytes with FCS, and their weights: `1024`, `imix` (RFC 6985: 7 of 64, 4 of
+/// 594, 1 of 1518) or `64:7+1518:1`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sizes(pub SizeMix);
 
@@ -171,68 +129,40 @@ text_value!(Sizes, "Sizes", "a size such as 1024, \"imix\" or \"64:7+1518:1\"", 
     "maximum": 9018
 });
 
-/// How many flows a contract's traffic has.
+/// Number of flows in a contract's traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Flows {
-    /// Few enough that the exact-match cache holds them.
+    /// The exact-match cache holds all flows.
     #[default]
     Single,
-    /// So many that most frames miss it.
+    /// Most frames miss the exact-match cache.
     Multiple,
 }
 
-/// `contract = { rate = "4G", size = 1024, flows = "single" }`: what was bought, and the traffic it
-/// was bought for (C2QoS §III-D).
+/// `contract = { rate = "4G", size = 1024, flows = "single" }`: a rate, and the traffic for which
+/// it was bought (C2QoS §III-D).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table such as { rate = \"2G\", size = 1024 }")]
 pub struct Contract {
     /// Bits per second, or frames per second with the suffix `pps`.
     pub rate: ContractRate,
-    /// Bytes of a frame with FCS, 64 to 9018, or a mix. Default `imix`.
+    /// Frame size in bytes with FCS, 64 to 9018, or a mix of sizes. Default `imix`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Sizes>,
-    /// Default `single`.
+    /// Number of flows. Default `single`.
     #[serde(default)]
     pub flows: Flows,
 }
 
-/// `police = { cir = "2G", cbs = 50000000, ebs = 0 }` (RFC 2697), with `pir` and `pbs` in place of
-/// `ebs` (RFC 2698), or `{ pps = "600k", burst = 120000 }`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "a table such as { cir = \"2G\" } or { pps = \"600k\" }")]
-pub struct Police {
-    /// Committed information rate in bits per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cir: Option<BitsPerSecond>,
-    /// Committed burst size in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cbs: Option<u32>,
-    /// Excess burst size in bytes (RFC 2697).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ebs: Option<u32>,
-    /// Peak information rate in bits per second (RFC 2698).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pir: Option<BitsPerSecond>,
-    /// Peak burst size in bytes (RFC 2698).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pbs: Option<u32>,
-    /// Frames per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pps: Option<PacketsPerSecond>,
-    /// Frames at once, with `pps`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub burst: Option<u32>,
-}
-
-/// `[model]`: what a frame costs here, by which contracts become cycles.
+/// `[model]`: the cost model of a frame on this host. It turns contracts into cycles.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelSection {
-    /// The file that `penstock calibrate` wrote. Default: none, then contracts need `cycles`.
+    /// The file from `penstock calibrate`. Default: none. Then contracts need `cycles`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// Whether the model goes on learning while frames flow. Default `true`.
+    /// Whether the model learns while frames flow. Default `true`.
     pub learn: bool,
 }
 

@@ -1,16 +1,16 @@
-//! Files of the release before: their keys become those of today, comments stay where they are.
+//! Files of the previous release: old keys become current ones, and comments stay in place.
 //!
-//! **Rule.** A file with old keys is read for one release. [`outdated`] says what is old in it,
-//! [`current`] rewrites it. The keys of what a port attaches to, which stood in the port's own
-//! table beside `type`, become a table of that type's name: `socket` of a `vhost-user` port becomes
-//! `vhost-user.socket`. A file that has an old key and the new one for the same thing is left as it
-//! is, and refused for the old one.
+//! A file with old keys is accepted for one release. [`outdated`] lists the old keys, [`current`]
+//! rewrites the file. The keys of a port's attachment were in the port's own table beside `type`.
+//! They become a table with the type's name: `socket` of a `vhost-user` port becomes
+//! `vhost-user.socket`. If a table has both an old key and its successor, the old key stays and is
+//! refused.
 
 use toml_edit::{DocumentMut, Item, Key, Table};
 
 use super::attachment::Attachment;
 
-/// Table, key of the release before, key of today.
+/// Table, old key, current key.
 const RENAMED: [(&str, &str, &str); 3] = [
     ("tenant", "weight", "uplink_weight"),
     ("port", "weight", "cycle_weight"),
@@ -32,7 +32,7 @@ pub(super) const ATTACHMENT: [&str; 11] = [
     "mtu",
 ];
 
-/// Old keys of one kind: how many tables have them, and the first of these.
+/// Old keys of one kind, the number of tables that have them, and the first such table.
 #[derive(Debug)]
 pub(super) struct Old {
     table: &'static str,
@@ -42,7 +42,7 @@ pub(super) struct Old {
     first: String,
 }
 
-/// What is old in `text`, a sentence each; none if it is no TOML.
+/// The old keys in `text`, a sentence each; none if the text is not TOML.
 #[must_use]
 pub fn outdated(text: &str) -> Vec<String> {
     let Ok(mut document) = text.parse::<DocumentMut>() else { return Vec::new() };
@@ -58,25 +58,25 @@ pub fn outdated(text: &str) -> Vec<String> {
     upgrade(document.as_table_mut()).into_iter().map(told).collect()
 }
 
-/// `text` with today's keys, comments and order kept; as it is if it is no TOML.
+/// `text` with current keys. Comments and order stay. A text that is not TOML stays unchanged.
 pub(super) fn current(text: &str) -> String {
     changed(text, |root| drop(upgrade(root)))
 }
 
-/// One `[[port]]` with today's keys; a text that is no TOML stays as it is.
+/// One `[[port]]` with current keys. A text that is not TOML stays unchanged.
 #[must_use]
 pub fn current_port(text: &str) -> String {
     changed(text, |port| drop(upgrade_table("port", port)))
 }
 
-/// `text` after `change`; as it is if it is no TOML.
+/// `text` after `change`, or unchanged if it is not TOML.
 fn changed(text: &str, change: impl FnOnce(&mut Table)) -> String {
     let Ok(mut document) = text.parse::<DocumentMut>() else { return text.to_owned() };
     change(document.as_table_mut());
     document.to_string()
 }
 
-/// Brings all tables of a file up to date.
+/// Gives all tables of a file their current keys. Returns the old ones.
 pub(super) fn upgrade(root: &mut Table) -> Vec<Old> {
     let mut all: Vec<Old> = Vec::new();
     for kind in ["tenant", "port"] {
@@ -102,7 +102,7 @@ pub(super) fn upgrade(root: &mut Table) -> Vec<Old> {
     all
 }
 
-/// As [`upgrade`], of one table of this kind; returns what was old and what it is now.
+/// As [`upgrade`], for one table of this kind. Returns old and current keys.
 pub(super) fn upgrade_table(kind: &str, table: &mut Table) -> Vec<(String, String)> {
     let mut done = Vec::new();
     for (_, before, now) in RENAMED.into_iter().filter(|(of, ..)| *of == kind) {
@@ -129,7 +129,7 @@ fn group(table: &mut Table) -> Option<(String, String)> {
     }
     let mut inner = Table::new();
     inner.set_dotted(true);
-    // What stood at `type`: comments above it, and one behind it.
+    // Comments above and behind `type`.
     let mut comments = String::new();
     let is_moved = |key: &Key| key.get() == "type" || ATTACHMENT.contains(&key.get());
     let mut moved = Vec::new();
@@ -174,7 +174,7 @@ fn comments_of(key: &Key, item: &Item) -> String {
     }
 }
 
-/// The same key by another name: its comments stay.
+/// The key with another name and the same comments.
 fn named(key: &Key, name: &str) -> Key {
     Key::new(name).with_leaf_decor(key.leaf_decor().clone())
 }
@@ -184,7 +184,7 @@ fn entries(table: &Table) -> Vec<(Key, Item)> {
     keys.map(|(key, item)| (key.clone(), item.clone())).collect()
 }
 
-/// Each entry in its place, as `change` makes it.
+/// Replaces each entry by the result of `change`. The order stays.
 fn rebuild(table: &mut Table, mut change: impl FnMut(Key, Item) -> Option<(Key, Item)>) {
     let entries = entries(table);
     table.clear();
@@ -195,8 +195,8 @@ fn rebuild(table: &mut Table, mut change: impl FnMut(Key, Item) -> Option<(Key, 
     }
 }
 
-/// The path of a key that a client names: today's name, and for a key of the port's attachment the
-/// table in front of it.
+/// The path of a key that a client names: the current name, with the table of the port's attachment
+/// in front if the key belongs there.
 pub(super) fn path(kind: &str, table: &Table, key: &str) -> String {
     if let Some((.., now)) = RENAMED.iter().find(|(of, before, _)| (*of, *before) == (kind, key)) {
         return (*now).to_owned();
@@ -291,7 +291,6 @@ tenant = "red"
         assert!(said.contains("tenant \"blue\" and 1 more: `weight`"), "{said}");
     }
 
-    /// Mistakes in an old file are told at their own lines.
     #[test]
     fn a_mistake_in_an_old_file_has_its_place() {
         for (right, wrong, place) in

@@ -1,15 +1,14 @@
-//! VLAN identifiers and lists of them, as a configuration writes them: `100`, `"100-110"`.
+//! VLAN identifiers and lists of them, in the form of configuration files: `100`, `"100-110"`.
 
 use core::fmt;
 use core::str::FromStr;
 
+use penstock_toml::text_value;
 use penstock_units::Vid;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::text::text_value;
-
-/// A VLAN, 1 to 4094. Written as a number.
+/// A VLAN, 1 to 4094, written as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Vlan(Vid);
 
@@ -20,7 +19,6 @@ impl Vlan {
         self.0
     }
 
-    /// The number.
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0.get()
@@ -48,7 +46,7 @@ impl FromStr for Vlan {
 
 impl<'de> Deserialize<'de> for Vlan {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        super::text::read(d, "a VLAN from 1 to 4094")
+        penstock_toml::text::read(d, "a VLAN from 1 to 4094")
     }
 }
 
@@ -72,10 +70,10 @@ impl JsonSchema for Vlan {
     }
 }
 
-/// A VLAN's number as text, for patterns.
+/// Pattern of a VLAN's number.
 const VID: &str = r"\s*(409[0-4]|40[0-8][0-9]|[1-3][0-9]{3}|[1-9][0-9]{0,2})\s*";
 
-/// A VLAN or a range of them, both ends included. Written as `100` or `"100-110"`.
+/// A VLAN, or a range of VLANs with both ends, written as `100` or `"100-110"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VlanRange {
     first: Vlan,
@@ -107,7 +105,7 @@ impl FromStr for VlanRange {
 
 impl<'de> Deserialize<'de> for VlanRange {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        super::text::read(d, "a VLAN such as 100 or a range such as \"100-110\"")
+        penstock_toml::text::read(d, "a VLAN such as 100 or a range such as \"100-110\"")
     }
 }
 
@@ -131,25 +129,23 @@ impl JsonSchema for VlanRange {
     }
 }
 
-/// VLANs and ranges. Written as `[100, "200-210"]`; shown as `100,200-210`.
+/// VLANs and ranges, written as `[100, "200-210"]` and shown as `100,200-210`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct VlanList(pub Vec<VlanRange>);
 
 impl VlanList {
-    /// Whether it names no VLAN.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether `vlan` is in it.
     #[must_use]
     pub fn contains(&self, vlan: Vlan) -> bool {
         self.0.iter().any(|range| range.first <= vlan && vlan <= range.last)
     }
 
-    /// Each VLAN once, ascending.
+    /// Each VLAN once, in ascending order.
     #[must_use]
     pub fn to_vec(&self) -> Vec<Vlan> {
         let mut all: Vec<Vlan> = self
@@ -185,7 +181,7 @@ impl FromStr for VlanList {
     }
 }
 
-/// A file's mode: `"0660"`.
+/// Mode of a file, as in `"0660"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileMode(pub u32);
 

@@ -1,20 +1,24 @@
-//! `egress = "wfq"`: the queues of a port, their weights, and whose frames they hold.
+//! `wfq`: the queues of a port with `egress = "wfq"`, their weights and code points.
 
 use core::fmt;
 use core::str::FromStr;
 use std::collections::BTreeMap;
 
+use penstock_dataplane::queue::{Classes, HeldLane};
+use penstock_qos::policer::{RATE_MAX, RATE_MIN};
 use penstock_qos::wfq::QUEUES_MAX;
+use penstock_toml::{BitsPerSecond, Object, Report, text_value};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::share::{BitsPerSecond, Weight};
-use super::text::text_value;
+use super::release::Egress;
+use super::share::Weight;
+use super::values::{check_range, outside};
 
-/// Queues of a port.
+/// Range of `queues`.
 #[expect(clippy::cast_possible_truncation, reason = "64")]
-pub(super) const QUEUES: core::ops::RangeInclusive<u32> = 2..=QUEUES_MAX as u32;
-/// Code points.
+const QUEUES: core::ops::RangeInclusive<u32> = 2..=QUEUES_MAX as u32;
+/// Range of code points.
 pub(super) const DSCPS: core::ops::RangeInclusive<u32> = 0..=63;
 
 /// A code point (DSCP, RFC 2474) as the key of a table, 0 to 63.
@@ -22,7 +26,6 @@ pub(super) const DSCPS: core::ops::RangeInclusive<u32> = 0..=63;
 pub struct CodePoint(u8);
 
 impl CodePoint {
-    /// The number.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0
@@ -50,22 +53,22 @@ text_value!(CodePoint, "CodePoint", "a DSCP from 0 to 63", {
 });
 
 /// `wfq = { queues = 8, weights = [1, 10, 20], map = { 8 = 1, 16 = 2 } }`: the queues of a port
-/// with `egress = "wfq"`. Everything may be set while frames flow.
+/// with `egress = "wfq"`. All keys may change while frames flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table such as { weights = [1, 10] }")]
 pub struct Wfq {
-    /// Queues, 2 to 64; queue 0 is shared. Default 8.
+    /// Number of queues, 2 to 64. Queue 0 is shared. Default 8.
     #[schemars(range(min = 2, max = 64))]
     pub queues: u8,
-    /// The queues' weights from queue 0 on, 1 to 10000 each. Default, also of those left out: 1.
+    /// Weights from queue 0 on, 1 to 10000 each. Default for each queue: 1.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<Weight>,
-    /// Queue by code point. Code points left out, and what is not IP, are queue 0's.
+    /// Queue by code point. Other code points and frames that are not IP go to queue 0.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub map: BTreeMap<CodePoint, u8>,
-    /// Tenants of queue 0 that are held: bits per second, FCS included, 8k to 400G, that the VMs of
-    /// each send through this port together, by tenant. Their frames wait for their time, some
-    /// 200 ms at most, in a lane of their own; there are 64 lanes and queues together.
+    /// Rate limits of tenants in queue 0, by tenant: bits per second, FCS included, 8k to 400G,
+    /// that the tenant's VMs send through this port together. Frames above the limit wait about 200
+    /// ms at most in a lane of the tenant. Lanes and queues together are at most 64.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ceilings: BTreeMap<String, BitsPerSecond>,
 }
@@ -74,5 +77,103 @@ impl Default for Wfq {
     fn default() -> Self {
         let (map, ceilings) = (BTreeMap::new(), BTreeMap::new());
         Self { queues: 8, weights: Vec::new(), map, ceilings }
+    }
+}
+
+impl Wfq {
+    /// Checks the table of a port with this `egress`.
+    pub(super) fn check<T>(&self, object: &Object<'_, T>, egress: Egress, report: &mut Report<'_>) {
+        if egress != Egress::Wfq {
+            let problem = format!("`wfq` has no effect with egress = \"{}\"", egress);
+            report.at(object, "wfq", problem, "set egress = \"wfq\", or remove it");
+        }
+        let queues = self.queues;
+        check_range(object, "wfq.queues", queues.into(), QUEUES, report);
+        if self.weights.len() > queues.into() {
+            let problem =
+                format!("{} weights are too many, there are {queues} queues", self.weights.len());
+            report.at(object, "wfq.weights", problem, "remove some, or raise `wfq.queues`");
+        }
+        for (dscp, queue) in self.map.iter().filter(|(_, queue)| **queue >= queues) {
+            let problem = format!("DSCP {dscp} is mapped to queue {queue}, which does not exist");
+            let remedy = format!("write a queue from 0 to {}", queues.saturating_sub(1));
+            report.at(object, &format!("wfq.map.{dscp}"), problem, remedy);
+        }
+        let lanes = usize::from(queues) + self.ceilings.len();
+        if lanes > QUEUES_MAX && !self.ceilings.is_empty() {
+            let problem = format!(
+                "{queues} queues and {} tenants with a ceiling are more than {QUEUES_MAX}",
+                self.ceilings.len()
+            );
+            report.at(
+                object,
+                "wfq.ceilings",
+                problem,
+                "limit some tenants with `send` of [[tenant]] instead",
+            );
+        }
+        for (tenant, rate) in &self.ceilings {
+            let range = RATE_MIN.0..=RATE_MAX.0;
+            outside(object, &format!("wfq.ceilings.{tenant}"), rate.0.0, &range, report);
+        }
+    }
+
+    /// Checks that tenants with a ceiling exist.
+    pub(super) fn check_ceilings<T>(
+        &self,
+        object: &Object<'_, T>,
+        exists: impl Fn(&str) -> bool,
+        report: &mut Report<'_>,
+    ) {
+        for name in self.ceilings.keys().filter(|name| !exists(name)) {
+            let problem = format!("tenant {name:?} does not exist");
+            let remedy = "name a [[tenant]] of this file";
+            report.at(object, &format!("wfq.ceilings.{name}"), problem, remedy);
+        }
+    }
+
+    /// The queues for the data path. `tenant` returns a tenant's number; lanes of `old` stay.
+    pub(super) fn classes(&self, tenant: impl Fn(&str) -> Option<u16>, old: &Classes) -> Classes {
+        let mut classes = Classes::new(self.queues.into());
+        for (queue, weight) in self.weights.iter().enumerate() {
+            classes = classes.with_weight(queue, weight.0);
+        }
+        for (dscp, queue) in &self.map {
+            classes = classes.with_mapped(dscp.get(), *queue);
+        }
+        let held = |(name, rate): (&String, &BitsPerSecond)| {
+            Some(HeldLane { tenant: tenant(name)?, rate: rate.0 })
+        };
+        let held: Vec<HeldLane> = self.ceilings.iter().filter_map(held).collect();
+        // The check has limited the number of ceilings.
+        classes.clone().with_held(&held, old).unwrap_or(classes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_becomes_classes_and_text_again() {
+        let text = "queues = 4\nweights = [1, 10, 20]\nmap = { 8 = 1, 46 = 3 }\n";
+        let wfq: Wfq = toml_edit::de::from_str(text).unwrap();
+        let old = Classes::default();
+        let classes = wfq.classes(|_| None, &old);
+        let weights: Vec<_> = classes.weights().iter().map(|weight| weight.get()).collect();
+        assert_eq!(weights, [1, 10, 20, 1]);
+        assert_eq!([0, 8, 46, 47].map(|dscp| classes.queue_of(dscp)), [0, 1, 3, 0]);
+        assert_eq!(toml_edit::ser::to_string(&wfq).unwrap(), text);
+        assert_eq!(
+            toml_edit::de::from_str::<Wfq>("").unwrap().classes(|_| None, &old),
+            Classes::default()
+        );
+        let text = "queues = 4\n\n[ceilings]\nblue = \"3M\"\nred = \"5M\"\n";
+        let wfq: Wfq = toml_edit::de::from_str(text).unwrap();
+        let classes = wfq.classes(|name| (name == "red").then_some(9), &old);
+        let held: Vec<_> = classes.held().map(|(lane, h)| (lane, h.tenant, h.rate.0)).collect();
+        assert_eq!(held, [(4, 9, 5_000_000)]);
+        let error = toml_edit::de::from_str::<Wfq>("map = { 64 = 1 }").unwrap_err();
+        assert!(error.message().contains("64 is not a DSCP; write a number from 0 to 63"));
     }
 }

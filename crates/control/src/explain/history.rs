@@ -1,8 +1,8 @@
-//! What counters were in the last seconds.
+//! History of counters over the last seconds.
 //!
-//! **Rule.** A reading a second, [`SECONDS`] of them, in the daemon; the workers know nothing of
-//! it. A question is answered with what counters grew by since the reading that is as old as was
-//! asked for, or the oldest.
+//! The daemon keeps the last [`SECONDS`] readings, one a second. The workers are not involved. An
+//! answer uses the growth of counters since the reading of the requested age, or since the oldest
+//! one.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,7 +11,7 @@ use penstock_units::Nanos;
 
 use crate::api::QueueStatus;
 
-/// Seconds that are kept.
+/// Number of readings.
 pub(crate) const SECONDS: usize = 10;
 
 /// One port's counters.
@@ -20,11 +20,11 @@ pub(crate) struct PortMoment {
     pub(crate) reading: PortReading,
     /// Cycles by worker.
     pub(crate) cycles: Vec<u64>,
-    /// Its queues by class.
+    /// The `wfq` queues.
     pub(crate) queues: Vec<QueueStatus>,
 }
 
-/// All counters at a moment.
+/// A reading of all counters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Moment {
     pub(crate) at: Nanos,
@@ -32,17 +32,17 @@ pub(crate) struct Moment {
     pub(crate) workers: Vec<WorkerReading>,
 }
 
-/// See the module's text.
+/// The kept readings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History(VecDeque<Moment>);
 
 impl History {
-    /// Whether a second has passed since the last.
+    /// Whether a second has passed since the last reading.
     pub(crate) fn is_due(&self, now: Nanos) -> bool {
         self.0.back().is_none_or(|last| now.saturating_sub(last.at) >= Nanos::from_secs(1))
     }
 
-    /// Keeps a reading.
+    /// Adds a reading.
     pub(crate) fn push(&mut self, moment: Moment) {
         if self.0.len() > SECONDS {
             self.0.pop_front();
@@ -50,7 +50,7 @@ impl History {
         self.0.push_back(moment);
     }
 
-    /// The youngest reading that is at least `age` old at `now`, else the oldest.
+    /// The latest reading of age `age` or more at `now`, else the oldest.
     pub(crate) fn since(&self, now: Nanos, age: Nanos) -> Option<&Moment> {
         let old = self.0.iter().rev().find(|moment| now.saturating_sub(moment.at) >= age);
         old.or_else(|| self.0.front())
@@ -58,7 +58,7 @@ impl History {
 }
 
 impl PortMoment {
-    /// What counters grew by; those of a port that is new from zero.
+    /// The growth of counters. A new port's counters start at zero.
     pub(crate) fn since(&self, before: Option<&Self>) -> Self {
         let none = Self::default();
         let before = before.filter(|b| b.reading.rx_batches <= self.reading.rx_batches);

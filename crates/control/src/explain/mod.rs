@@ -1,9 +1,16 @@
-//! Why a port has the rate it has: `penstock explain`.
+//! `penstock explain`: why a port has its rate.
 //!
-//! **Problem.** A VM's owner says "it is slow". Its rate may be what it bought, what a neighbour
-//! leaves, what the core, the link or the receiver can take, or simply all it sends; each asks for
-//! something else. **Source.** C2QoS §II (what VMs compete for), §IV, §VII. **Rule.** From what
-//! the counters grew by over some seconds, the first of these that holds:
+//! # Problem
+//! A VM's owner says "it is slow". The rate may be the one that the VM bought, the spare cycles
+//! beside its neighbours, the limit of the core, of the link or of the receiver, or simply all that
+//! the VM sends. Each cause has another remedy.
+//!
+//! # Source
+//! C2QoS §II (resources for which VMs compete), §IV, §VII.
+//!
+//! # Approach
+//! The answer comes from the growth of counters over some seconds. It is the first of these rows
+//! whose evidence exists:
 //!
 //! | limit | evidence |
 //! |---|---|
@@ -12,19 +19,23 @@
 //! | link | frames dropped as `link-limit`, or by the full ring of a watched uplink |
 //! | link | frames dropped by a full queue of a port with `egress = "wfq"` |
 //! | destination | frames dropped by a receiver's ring or queue |
-//! | link | frames not taken, as too much waits for a shared output (`held_back`) |
-//! | own entitlement | frames waited while it had no cycles, and nobody took what it is owed |
-//! | own entitlement | it is in debt and had no batch |
-//! | neighbours | frames waited, others had the core, and it got less than it is entitled to |
-//! | core | frames waited, and the core had no more |
-//! | nothing | none of these: it sends less |
+//! | link | frames not taken, because too many wait for a shared output (`held_back`) |
+//! | own entitlement | frames waited without cycles, and no other port took the entitlement |
+//! | own entitlement | the port is in debt and had no batch |
+//! | neighbours | frames waited, others used the core, and the port got less than its entitlement |
+//! | core | frames waited, and the core was full |
+//! | nothing | none of these: the port sends less |
 //!
-//! Frames are taken to wait when half of its batches were full. Shares below
+//! Frames count as waiting if half of the port's batches were full. Parts below
 //! [`NOTICEABLE_PERMILLE`] are no evidence.
-//! **Departure.** Waiting frames are not counted in guests' rings, which belong to the guest: a
-//! full batch stands for them.
-//! **Cost.** Nothing in the worker: counters that are there anyway, read once a second into a ring
-//! of [`history::SECONDS`] readings.
+//!
+//! # Cost
+//! The workers do nothing more. The daemon reads existing counters once a second into a ring of
+//! [`history::SECONDS`] readings.
+//!
+//! # Departures
+//! The switch does not count the waiting frames in a guest's ring, because the ring belongs to the
+//! guest. A full batch is the evidence instead.
 
 pub(crate) mod history;
 #[cfg(test)]
@@ -37,23 +48,23 @@ use penstock_dataplane::schedule::IngressPolicy;
 
 use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus, QueueStatus, bits_of};
 
-/// Parts of less than so many thousandths are noise.
+/// Parts below this are noise, in thousandths.
 pub(crate) const NOTICEABLE_PERMILLE: u64 = 5;
-/// A port is held back by its bucket if that was so for this part of the time.
+/// Part of the time without cycles from which on the bucket holds a port back.
 const THROTTLED_PERMILLE: u64 = 50;
-/// Frames wait if this part of the batches is full.
+/// Part of full batches from which on frames count as waiting.
 const FULL_PERMILLE: u64 = 500;
-/// A core is full from here on.
+/// Load from which on a core is full.
 const CORE_FULL_PERMILLE: u64 = 950;
-/// Somebody has a core to itself from here on.
+/// Part of a core's load from which on one port has the core to itself.
 const ALONE_PERMILLE: u64 = 900;
-/// Who got less than this part of its entitlement did not get it.
+/// Part of its entitlement below which a port did not get it.
 const ENTITLED_PERMILLE: u64 = 970;
-/// A link sends all it can from here on.
+/// Load from which on a link is full.
 const LINK_FULL_PERMILLE: u64 = 950;
-/// What is above the sender's own rates.
+/// Drops above the sender's own rates.
 const OWN: [DropReason; 2] = [DropReason::Policed, DropReason::SendLimit];
-/// What the receiver's side had no room for, and what it may not have.
+/// Drops at the receiver: without room, or above the receiver's limits.
 const FULL: [DropReason; 5] = [
     DropReason::RingFull,
     DropReason::HandoverFull,
@@ -61,44 +72,44 @@ const FULL: [DropReason; 5] = [
     DropReason::ReceiveLimit,
     DropReason::TenantLimit,
 ];
-/// Consumers that are listed.
+/// Limit on listed consumers.
 const CONSUMERS_MAX: usize = 5;
 
-/// What one port's counters grew by.
+/// Growth of a port's counters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PortGrowth {
     pub(crate) name: String,
     pub(crate) reading: PortReading,
     /// Cycles by worker.
     pub(crate) cycles: Vec<u64>,
-    /// What it bought, and its class; of a port that is not metered, what it is sure of.
+    /// Entitlement and class. For a port without metering, its floor.
     pub(crate) policy: IngressPolicy,
     pub(crate) entitled: u64,
     pub(crate) weight: u16,
     pub(crate) priority: u8,
-    /// Its tenant's code point.
+    /// Code point of the tenant.
     pub(crate) dscp: Option<u8>,
-    /// Its queues by class; of their counters only `drops` are what they grew by.
+    /// The `wfq` queues. Of their counters only `drops` is a growth.
     pub(crate) queues: Vec<QueueStatus>,
-    /// The debt of its bucket at the end.
+    /// Debt of the bucket at the end.
     pub(crate) debt: u64,
-    /// What of its contract's profile it does not keep to.
+    /// The part of its contract's profile that the port exceeds.
     pub(crate) breach: Option<String>,
 }
 
-/// What one worker's counters grew by.
+/// Growth of a worker's counters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkerGrowth {
     pub(crate) reading: WorkerReading,
     pub(crate) stalled: bool,
 }
 
-/// All that happened over a while.
+/// Growth of all counters over a time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Growth {
     pub(crate) nanos: u64,
     pub(crate) tsc_hz: u64,
-    /// Cycles per second that a worker may spend on frames.
+    /// Capacity of a worker in cycles per second.
     pub(crate) capacity: u64,
     pub(crate) ports: Vec<PortGrowth>,
     pub(crate) workers: Vec<WorkerGrowth>,
@@ -123,8 +134,8 @@ impl Growth {
         u64::try_from(cycles).unwrap_or(u64::MAX)
     }
 
-    /// What of a worker was spent, in thousandths of what it may spend or of what it had: a busy
-    /// core without a cap is one that was never idle.
+    /// Load of a worker in thousandths of its capacity. Without a capacity, in thousandths of the
+    /// time: a full core was never idle.
     fn busy_permille(&self, worker: usize) -> u64 {
         let Some(growth) = self.workers.get(worker) else { return 0 };
         let WorkerReading { cycles_busy, cycles_idle, cycles_control, .. } = growth.reading;
@@ -141,7 +152,7 @@ impl Growth {
         permille(stolen, self.core_cycles())
     }
 
-    /// Who had a worker's core, most first.
+    /// Ports by their use of a worker's core, largest first.
     fn consumers(&self, worker: usize) -> Vec<Consumer> {
         let cycles = |port: &PortGrowth| port.cycles.get(worker).copied().unwrap_or(0);
         let total: u64 = self.ports.iter().map(cycles).sum();
@@ -160,16 +171,16 @@ impl Growth {
     }
 }
 
-/// What is asked about, and all that is known.
+/// The question and its data.
 pub(crate) struct Question<'a> {
     pub(crate) growth: &'a Growth,
     pub(crate) port: &'a PortGrowth,
     pub(crate) status: &'a PortStatus,
-    /// The worker that spent most on it, else the one that has its queue pairs.
+    /// The worker that spent most cycles on the port, else the one that owns its queue pairs.
     pub(crate) worker: usize,
 }
 
-/// Finds the port and answers; `None`: there is no such port.
+/// Answers for a port; `None` if the port does not exist.
 pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanation> {
     let port = growth.ports.iter().find(|port| port.name == status.name)?;
     let busiest = (0..port.cycles.len()).max_by_key(|worker| port.cycles[*worker]);
@@ -205,7 +216,7 @@ pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanatio
 }
 
 impl Question<'_> {
-    /// Whether the port is in a debt that let it have no batch.
+    /// Whether the port had no batch because of a debt.
     fn in_debt(&self) -> bool {
         let had_none = self.port.reading.rx_batches == 0;
         self.port.policy.is_metered() && had_none && self.port.debt > 0
@@ -213,11 +224,11 @@ impl Question<'_> {
 
     /// Part of the time in which frames waited and the bucket was empty.
     fn throttled(&self) -> u64 {
-        // The worker counts this time when the next batch ends it.
+        // The worker adds this time at the next batch.
         if self.in_debt() {
             return 1_000;
         }
-        // Of several workers, each has its own time.
+        // Each of several workers has its own time.
         permille(self.port.reading.throttled, self.growth.core_cycles()).min(1_000)
     }
 
@@ -248,15 +259,15 @@ impl Question<'_> {
             if self.in_debt() || self.got_its_own() {
                 return Limit::Entitlement;
             }
-            // A bucket that did not get what it is owed is short because of others on the core. If
-            // nobody else had the core, the bucket alone is what holds the port.
+            // If the port got less than its entitlement, other ports on the core are the cause. If
+            // no other port used the core, the bucket alone holds the port back.
             return match self.on_core() {
                 Limit::Nothing => Limit::Entitlement,
                 limit => limit,
             };
         }
         let reading = &self.port.reading;
-        // Without one batch none was full: frames were seen that had no turn.
+        // Without any batch none was full, but frames waited without a turn.
         let no_turn = reading.rx_batches == 0 && reading.kept_waiting > 0;
         if no_turn || permille(reading.rx_full, reading.rx_batches) >= FULL_PERMILLE {
             return self.on_core();
@@ -269,12 +280,12 @@ impl Question<'_> {
         permille(used, self.port.entitled) >= ENTITLED_PERMILLE
     }
 
-    /// The link that is the bottleneck, else the fullest.
+    /// The link that is the bottleneck, else the one with the highest load.
     fn link(&self) -> Option<&LinkStatus> {
         self.growth.links.iter().max_by_key(|link| (link.limited, link.load_permille))
     }
 
-    /// Whose ring was full: the port that most frames were dropped at.
+    /// The receiver with the most drops.
     fn receiver(&self) -> Limit {
         let full = |port: &PortGrowth| -> u64 {
             FULL.iter().map(|reason| port.reading.tx_drops[*reason as usize]).sum()
@@ -293,8 +304,8 @@ impl Question<'_> {
         }
     }
 
-    /// The queue of `port` for which the frames were too many, and the weights of all: the one that
-    /// the tenant's code point says, else the one that dropped most.
+    /// The queue of `port` that dropped frames, and the weights of all queues. It is the queue of
+    /// the tenant's code point, else the one with the most drops.
     fn full_queue(&self, port: &str) -> Option<(&QueueStatus, u64)> {
         let port = self.growth.ports.iter().find(|other| other.name == port)?;
         let own = self.port.dscp;
@@ -305,7 +316,8 @@ impl Question<'_> {
         (queue.drops > 0).then_some((queue, weights))
     }
 
-    /// Frames wait and no bucket of its own holds them back: the core, or who else is on it.
+    /// Frames wait, and no bucket of the port holds them back: the cause is the core or other ports
+    /// on it.
     fn on_core(&self) -> Limit {
         let full = self.growth.busy_permille(self.worker) >= CORE_FULL_PERMILLE;
         let stolen = self.growth.stolen_permille(self.worker) >= THROTTLED_PERMILLE;

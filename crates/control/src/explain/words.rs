@@ -1,14 +1,14 @@
-//! The answer in words: what limits the port, with numbers, and the remedy.
+//! The answer in words: the limit, with numbers, and the remedy.
 
 use super::{DropReason, Question, permille};
 use crate::api::{Explanation, Limit};
 
-/// `63.4 %`.
+/// Thousandths as text, as in `63.4 %`.
 fn percent(permille: u64) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
 }
 
-/// `201.4 Mcycles/s`: an amount with its unit and a decimal prefix, rounded down.
+/// An amount with decimal prefix and unit, rounded down, as in `201.4 Mcycles/s`.
 fn amount(value: u64, unit: &str) -> String {
     match value {
         0..10_000 => format!("{value} {unit}"),
@@ -42,7 +42,8 @@ impl Question<'_> {
             Limit::Nothing => self.nothing(answer),
         };
         let (why, remedy) = match &self.port.breach {
-            // Its cycles were reckoned for what it declared. What it sends instead comes first.
+            // The port's cycles were computed for its declared traffic. Other traffic is the first
+            // reason.
             Some(breach) if matches!(limit, Limit::Entitlement | Limit::Neighbours) => (
                 format!(
                     "it sends traffic outside its contract's profile ({breach}), and its cycles \
@@ -207,7 +208,7 @@ impl Question<'_> {
         (why, "set `ingress_policy` = \"cycles-minmax\" and `cycles` for each port")
     }
 
-    /// The cycles of a port without an entitlement beside ports that have one.
+    /// The text for a port without entitlement beside ports with one.
     fn free(&self, answer: &Explanation) -> String {
         if self.port.policy.is_metered() || answer.entitled == 0 {
             return String::new();

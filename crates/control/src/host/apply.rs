@@ -1,9 +1,9 @@
-//! From one configuration to the next, touching only what differs.
+//! Replaces one configuration by the next. Only differences are applied.
 //!
-//! **Rule.** In this order, so that no frame is ever judged by another port's policy: what goes or
-//! is attached anew is detached; the snapshot is swapped; static addresses are put in place; what
-//! is new is attached. A guest whose rings are full when its port appears finds every address
-//! known that is configured: nothing of its first burst is flooded, or refused for flooding.
+//! The order of steps keeps a frame from the policy of another port. Ports that go, or that are
+//! attached again, are detached. Then the snapshot is swapped, static addresses are set, and new
+//! ports are attached. So a guest with full rings finds all static addresses when its port appears,
+//! and its first burst is neither flooded nor refused for flooding.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -14,50 +14,50 @@ use penstock_dataplane::port::AttachState;
 use penstock_dataplane::worker::WorkerError;
 use penstock_units::PortId;
 
+use super::data_path::{AttachError, DataPath};
 use super::error::{ApiError, ErrorKind};
 use super::state::{LivePort, Shared};
-use super::switch::{AttachError, Switch};
 use super::vcpus;
 use crate::config::{Attachment, HostConfig, VhostUser};
 use crate::snapshot::{Compiler, StaticAddress};
 
-/// The switch and what is known of it.
+/// The data path and the state of the host.
 pub(super) struct Core {
-    pub(super) switch: Box<dyn Switch>,
+    pub(super) switch: Box<dyn DataPath>,
     pub(super) shared: Mutex<Shared>,
-    /// Where relative paths of the configuration begin.
+    /// Directory where relative paths of the configuration begin.
     pub(super) dir: PathBuf,
 }
 
-/// What a change did.
+/// Result of a change.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) changes: Vec<String>,
     pub(super) warnings: Vec<String>,
-    /// Ports that should be attached and are not.
+    /// Ports that could not be attached.
     pub(super) failed: Vec<(String, AttachError)>,
 }
 
-/// Takes a lock; a thread that panicked left nothing half done that the next change would not mend.
+/// Takes a lock. If a thread panicked while it held the lock, the next change repairs the state.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The worker did not do what it was asked.
+/// The error of a worker that did not carry out a request.
 pub(super) fn worker_failed(error: WorkerError) -> ApiError {
     let remedy = "see the daemon's log; restart it if the worker has ended";
     ApiError::new(ErrorKind::Failed, "worker", error.to_string(), remedy)
 }
 
-/// Ports by what becomes of them.
+/// The ports that a new configuration removes, attaches again or adds.
 #[derive(Default)]
-struct Plan {
+struct PortChanges {
     removed: Vec<String>,
     reattached: Vec<String>,
     added: Vec<String>,
 }
 
-impl Plan {
+impl PortChanges {
     fn new(live: &BTreeMap<String, LivePort>, wanted: &BTreeMap<&str, Attachment>) -> Self {
         let mut plan = Self::default();
         for (name, port) in live {
@@ -74,11 +74,11 @@ impl Plan {
 }
 
 impl Core {
-    /// Makes `config` the running configuration; `fresh`: with the cost model's file read again.
+    /// Makes `config` the running configuration. With `fresh` it reads the cost model's file again.
     ///
     /// # Errors
-    /// More is sold than there is, the rules make no tables, or a connected driver would lose what
-    /// it has negotiated: nothing was changed. Or the worker has ended.
+    /// More cycles are sold than exist, the rules make no tables, or a connected driver would lose
+    /// a negotiated feature. Then nothing was changed. Or the worker has ended.
     pub(super) fn apply(
         &self,
         config: HostConfig,
@@ -102,7 +102,7 @@ impl Core {
             .iter()
             .filter_map(|port| Some((port.name.as_str(), port.attachment()?)))
             .collect();
-        let plan = Plan::new(&live, &wanted);
+        let plan = PortChanges::new(&live, &wanted);
         for name in &plan.reattached {
             if let (Some(port), Some(new)) = (live.get(name), wanted.get(name.as_str())) {
                 keeps_its_driver(name, port, new)?;
@@ -130,7 +130,7 @@ impl Core {
         Ok(outcome)
     }
 
-    /// Puts the new state in place; ports to be attached have no link yet.
+    /// Stores the new state. New ports have no link yet.
     fn commit(
         &self,
         config: &Arc<HostConfig>,
@@ -138,7 +138,7 @@ impl Core {
         generation: u64,
         before: &Compiler,
         compiler: Compiler,
-        plan: &Plan,
+        plan: &PortChanges,
     ) {
         let mut shared = lock(&self.shared);
         let shared = &mut *shared;
@@ -181,7 +181,7 @@ impl Core {
         shared.compiler = compiler;
     }
 
-    /// Moves attached ports whose configured worker is another than before; frames flow on.
+    /// Moves attached ports with a changed `worker` to that worker. Frames keep flowing.
     fn place(&self, before: &BTreeMap<String, LivePort>) -> Result<(), WorkerError> {
         let now = lock(&self.shared).ports.clone();
         for (name, port) in now.iter().filter(|(_, port)| port.link.is_some()) {
@@ -224,12 +224,12 @@ impl Core {
         }
     }
 
-    /// Brings the static addresses up to date; those of a port attached anew went with it.
+    /// Updates the static addresses. A port that is attached again has lost its own.
     fn pin(
         &self,
         old: &[StaticAddress],
         new: &[StaticAddress],
-        plan: &Plan,
+        plan: &PortChanges,
         outcome: &mut Outcome,
     ) -> Result<(), WorkerError> {
         let (old, new): (BTreeSet<_>, BTreeSet<_>) = (old.iter().collect(), new.iter().collect());
@@ -258,7 +258,7 @@ impl Core {
         Ok(())
     }
 
-    /// Puts a port's static addresses in place once it is attached.
+    /// Sets the static addresses of a port after it was attached.
     pub(super) fn pin_again(&self, name: &str) {
         let (id, addresses) = {
             let shared = lock(&self.shared);
@@ -273,13 +273,13 @@ impl Core {
     }
 }
 
-/// That `new` leaves a connected driver what it has negotiated: a guest cannot give up a feature or
-/// a queue pair while it runs, so each of its connections would end as soon as it began.
+/// Checks that `new` keeps the features and queue pairs that a connected driver has negotiated. A
+/// running guest cannot give them up, and each of its connections would end at once.
 fn keeps_its_driver(name: &str, port: &LivePort, new: &Attachment) -> Result<(), ApiError> {
     let Attachment::VhostUser(VhostUser { offloads, queues, .. }) = new else { return Ok(()) };
     let Some(status) = port.link.as_ref().map(|link| link.status()) else { return Ok(()) };
     let is_there = matches!(status.state, AttachState::Connected | AttachState::Up);
-    // Another socket is another driver's.
+    // Another socket belongs to another driver.
     if !is_there || new.target() != port.attachment.target() {
         return Ok(());
     }
@@ -307,8 +307,8 @@ fn table_error(config: &HostConfig, rule: usize, problem: &str) -> ApiError {
     ApiError::new(ErrorKind::Invalid, format!("rule {name:?}"), problem, remedy)
 }
 
-/// What differs, in words.
-fn changes(old: &HostConfig, new: &HostConfig, plan: &Plan) -> Vec<String> {
+/// The differences, in words.
+fn changes(old: &HostConfig, new: &HostConfig, plan: &PortChanges) -> Vec<String> {
     let mut all = Vec::new();
     for (name, differs) in [
         ("[host]", old.host != new.host),

@@ -1,10 +1,11 @@
-//! `penstock explain`: the longest that a frame of a port's class waits, and what that rests on.
+//! `penstock explain`: the longest wait of a frame of a port's class, and the assumptions of this
+//! bound.
 //!
-//! **Rule.** [`penstock_qos::latency_bound`] with what is in force: the workers that have the
-//! ports' queue pairs, their terms with what was learned, and what their batches cost: by the model
-//! for what they declared, with the error that was learned of full batches; without a model by what
-//! their frames cost in the last seconds, and for a port that sent none by the dearest of the
-//! others.
+//! The bound is that of [`penstock_qos::latency_bound`] for the running host: the workers with the
+//! ports' queue pairs, and the ports' entitlements with learned corrections. The cost of a batch
+//! comes from the model for the declared traffic, corrected by the learned error of full batches.
+//! Without a model it comes from the port's frames in the last seconds. A port that sent none has
+//! the highest cost of all ports.
 
 use penstock_dataplane::worker::bucket_terms;
 use penstock_qos::latency_bound::{
@@ -17,12 +18,12 @@ use crate::api::{Explanation, LatencyBound};
 use crate::config::Schedule;
 use crate::explain::Growth;
 
-/// Fewer frames say nothing of what one costs.
+/// Least frames from which the cost of a frame is derived.
 const FRAMES_MIN: u64 = 100;
-/// Ports without a bucket that are named.
+/// Limit on ports without a bucket that are named.
 const NAMED_MAX: usize = 3;
 
-/// Who is on a worker, or hands frames over to it.
+/// Ports of a worker, and ports that hand frames over to it.
 struct Population {
     worker: Worker,
     names: Vec<String>,
@@ -30,7 +31,7 @@ struct Population {
 }
 
 impl Core {
-    /// Fills in the bound of the port's class on its worker, or why there is none.
+    /// Fills in the bound of the port's class on its worker, or the reason why there is no bound.
     pub(super) fn bound(&self, answer: &mut Explanation, growth: &Growth) {
         let Some(population) = self.population(answer.worker, growth) else {
             answer.latency = "no bound: the cycles of a frame are not known; write `file` in \
@@ -81,7 +82,7 @@ impl Core {
             let plan = shared.pricing.plan.port(name);
             if let Some([first, lower]) = plan.and_then(|plan| plan.batches) {
                 let learned = shared.pricing.learned(id).and_then(|port| port.full_error);
-                // The model's frames are those on a wire; a batch is counted in frames taken.
+                // The model counts frames on a wire, a batch counts received frames.
                 let factor = (1.0 + learned.unwrap_or(0.0)) * segments(name);
                 return Some(if whole { first } else { lower }.scaled(factor));
             }
@@ -117,14 +118,14 @@ impl Core {
     }
 }
 
-/// Cycles a frame, where enough were seen.
+/// Cycles of a frame, if enough frames were seen.
 fn per_frame(port: &crate::explain::PortGrowth) -> Option<f64> {
     let reading = &port.reading;
     (reading.rx_frames >= FRAMES_MIN).then(|| to_f64(reading.cycles) / to_f64(reading.rx_frames))
 }
 
-/// Frames on a wire that a frame taken is worth: more than 1 if the port sends segmentation
-/// requests (TSO).
+/// Frames on a wire for each received frame: more than 1 if the port sends segmentation requests
+/// (TSO).
 fn per_taken(port: &crate::explain::PortGrowth) -> f64 {
     let reading = &port.reading;
     if reading.rx_frames == 0 {

@@ -1,4 +1,4 @@
-//! Why a request could not be done.
+//! Errors of requests and of the daemon's start.
 
 use core::fmt;
 
@@ -6,33 +6,32 @@ use serde::Serialize;
 
 use crate::config::{ConfigError, ConfigErrors};
 
-/// What kind of refusal it is; clients choose their exit status or status code by it.
+/// Kind of an error. Clients choose their exit status or status code by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
-    /// There is no such object.
+    /// The object does not exist.
     NotFound,
-    /// The request, or the configuration it would lead to, is wrong.
+    /// The request, or the configuration after it, is invalid.
     Invalid,
-    /// It contradicts the present state: the name is taken, the file was changed by someone else.
+    /// The request contradicts the current state: the name is taken, or another program changed the
+    /// file.
     Conflict,
-    /// It was right but did not succeed: the interface is in use, the disk is full, the worker
-    /// does not answer. Nothing was changed.
+    /// The request was valid but failed: the interface is in use, the disk is full, the worker does
+    /// not answer. Nothing was changed.
     Failed,
 }
 
-/// A request that was not done. Nothing was changed.
+/// The error of a request. Nothing was changed.
 ///
 /// Shown as `port "vm3": there is no such port; see penstock port list`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ApiError {
-    /// What kind of refusal.
     pub kind: ErrorKind,
     /// `port "vm3"`.
     pub object: String,
-    /// What is wrong, with the value and the limit.
+    /// What is wrong, with value and limit.
     pub problem: String,
-    /// What to do.
     pub remedy: String,
 }
 
@@ -56,7 +55,7 @@ impl fmt::Display for ApiError {
 impl core::error::Error for ApiError {}
 
 impl From<ConfigErrors> for ApiError {
-    /// The first mistake; the others are appended to its remedy.
+    /// The first mistake. The others are appended to its remedy.
     fn from(errors: ConfigErrors) -> Self {
         let mut errors = errors.0.into_iter();
         let Some(ConfigError { object, problem, mut remedy, .. }) = errors.next() else {

@@ -1,4 +1,4 @@
-//! `penstock explain`: the counters' history, and what a question is answered from.
+//! `penstock explain`: collects the data of an answer, and keeps the history of counters.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use crate::api::{Explanation, LinkStatus, QueueStatus};
 use crate::explain::history::{History, Moment, PortMoment};
 use crate::explain::{Growth, PortGrowth, WorkerGrowth, explain};
 
-/// What the counters were, second by second.
+/// The history of counters, one reading a second.
 #[derive(Debug, Default)]
 pub(super) struct Past(Mutex<History>);
 
@@ -27,10 +27,10 @@ impl Past {
         }
     }
 
-    /// Why `port` has its rate, by the last `seconds`.
+    /// Why `port` has its rate, from the counters of the last `seconds`.
     ///
     /// # Errors
-    /// There is no such port; the daemon has just started.
+    /// The port does not exist, or the daemon has just started.
     pub(super) fn explain(
         &self,
         core: &Core,
@@ -63,7 +63,7 @@ impl Past {
 }
 
 impl Core {
-    /// Whether the port sends what its contract declares.
+    /// The part of the contract's profile that the port exceeds.
     fn profile(&self, answer: &mut Explanation, id: u16) {
         let shared = lock(&self.shared);
         let plan = shared.pricing.plan.port(&answer.port);
@@ -92,7 +92,7 @@ impl Core {
         }
     }
 
-    /// Whose vCPUs are behind the port, and where more is known of them.
+    /// The VM behind the port, and the command that shows its vCPUs.
     fn vcpus(&self, answer: &mut Explanation) {
         let shared = lock(&self.shared);
         let port = shared.config.ports.iter().find(|port| port.name == answer.port);
@@ -103,7 +103,7 @@ impl Core {
         }
     }
 
-    /// All counters now.
+    /// The current counters.
     fn moment(&self) -> Moment {
         let at = self.switch.uptime();
         let sets: Vec<_> = {
@@ -121,7 +121,7 @@ impl Core {
         Moment { at, ports: sets.into_iter().map(port).collect(), workers }
     }
 
-    /// What happened between two moments.
+    /// The growth of all counters between two moments.
     fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
         let (terms, capacity, stalled, dscps) = {
             let shared = lock(&self.shared);

@@ -1,4 +1,4 @@
-//! What the fabric's controller tells this host: see [`super::overlay`] for how it is laid over the
+//! Plans of the fabric's controller for this host. [`super::overlay`] combines them with the
 //! configuration.
 
 use super::apply::lock;
@@ -7,21 +7,22 @@ use super::overlay::{FabricTerms, Overlay};
 use super::running::{Host, stopped, warnings};
 use crate::config::{Egress, HostConfig};
 
-/// What came of it.
+/// Result of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FabricChange {
-    /// What changed, in words; empty: it was in force already.
+    /// Changes, in words; empty if the plan was in force already.
     pub changes: Vec<String>,
-    /// Tenants that were named and are not here.
+    /// Tenants of the plan that this host does not have.
     pub absent: Vec<String>,
 }
 
 impl Host {
-    /// Does what the fabric's controller says, in one change between two batches; nothing of it is
-    /// written anywhere. What was told before is over. Does nothing if all is so already.
+    /// Carries out a plan of the fabric's controller in one change between two batches. The plan
+    /// replaces the previous one and is not saved to the configuration file. The call is
+    /// idempotent.
     ///
     /// # Errors
-    /// The host is in no fabric, or its uplink is not there; a number is out of range; the worker
+    /// The host is in no fabric, its uplink does not exist, a number is out of range, or the worker
     /// has ended. Nothing was changed.
     pub fn set_fabric(&self, terms: &FabricTerms) -> Result<FabricChange, ApiError> {
         let wrong = |problem: String, remedy: &str| {
@@ -56,7 +57,7 @@ impl Host {
         Ok(FabricChange { changes, absent })
     }
 
-    /// Has `config` run in place of `old`, of which the file does not hear: what changed, in words.
+    /// Runs `config` instead of `old`. The file stays unchanged. Returns the changes in words.
     pub(super) fn lay(
         &self,
         old: &HostConfig,

@@ -1,8 +1,8 @@
-//! Each tenant's use of the network, added up over its ports.
+//! Use of the network by each tenant, summed over its ports.
 //!
-//! **Rule.** A port's counters go with it, and a port may change hands; a tenant's sums only grow.
-//! So what each port's counters grew by is added to whose it is, at every look and before every
-//! change.
+//! A port's counters disappear with the port, and a port may get another tenant, but a tenant's
+//! sums only grow. So the growth of each port's counters is added to the sums of its tenant, at
+//! each reading and before each change.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use penstock_dataplane::counters::PortCounters;
 use super::state::LivePort;
 use crate::config::HostConfig;
 
-/// What went over the network; frames between two VMs of a host do not.
+/// Traffic over the network. It excludes frames between two VMs of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetworkUse {
     /// Frames that VMs sent.
     pub sent_frames: u64,
-    /// Their bytes, without FCS.
+    /// Bytes of these frames, without FCS.
     pub sent_bytes: u64,
     /// Frames that VMs received.
     pub received_frames: u64,
-    /// Their bytes.
+    /// Bytes of these frames, without FCS.
     pub received_bytes: u64,
 }
 
@@ -44,16 +44,16 @@ impl NetworkUse {
     }
 }
 
-/// See the module's text.
+/// Sums by tenant.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// By port, at the look before.
+    /// Counters by port at the previous reading.
     seen: BTreeMap<String, NetworkUse>,
     pub(super) by_tenant: BTreeMap<String, NetworkUse>,
 }
 
 impl Ledger {
-    /// Enters what was carried since the look before.
+    /// Adds the growth since the previous reading.
     pub(super) fn settle(&mut self, config: &HostConfig, ports: &BTreeMap<String, LivePort>) {
         for port in &config.ports {
             let (Some(tenant), Some(live)) = (&port.tenant, ports.get(&port.name)) else {
@@ -70,7 +70,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets who is not in the configuration.
+    /// Removes ports and tenants that are not in the configuration.
     pub(super) fn keep(&mut self, config: &HostConfig) {
         self.seen.retain(|name, _| config.ports.iter().any(|port| port.name == *name));
         self.by_tenant.retain(|name, _| config.tenants.iter().any(|tenant| tenant.name == *name));

@@ -1,9 +1,9 @@
-//! The NIC-bottleneck handler at work: watched links, ten looks a second.
+//! The NIC-bottleneck handler: it reads watched links ten times a second.
 //!
-//! **Source.** C2QoS §VII; the rules are in [`penstock_qos::bottleneck`]. **Rule.** Here the
-//! counters are read, the handler asked, and what it says told to the workers by one flag that they
-//! look at before a batch: no snapshot, no request, nothing held. The parts themselves are in the
-//! snapshot all the time ([`crate::snapshot::WatchedLink`]).
+//! Source: C2QoS §VII. The rules are in [`penstock_qos::bottleneck`]. This module reads the
+//! counters, asks the handler, and sets a flag that workers read before each batch. It needs no
+//! snapshot and no request to a worker. The snapshot always contains the parts of the links
+//! ([`crate::snapshot::WatchedLink`]).
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -24,13 +24,13 @@ pub(super) struct Handlers(Mutex<BTreeMap<String, Handler>>);
 #[derive(Debug)]
 struct Handler {
     bottleneck: Bottleneck,
-    /// When the limits last went in or out.
+    /// Time of the last change of the flag.
     since: Option<Nanos>,
     looked: Nanos,
 }
 
 impl Handlers {
-    /// Looks at every watched link; `now` is any monotonic time.
+    /// Reads every watched link. `now` is a monotonic time.
     pub(super) fn look(&self, core: &Core, now: Nanos) {
         let (links, counters) = {
             let shared = lock(&core.shared);
@@ -56,7 +56,7 @@ impl Handlers {
         }
     }
 
-    /// What is known of each watched link.
+    /// The state of each watched link.
     pub(super) fn status(&self, core: &Core) -> Vec<LinkStatus> {
         let links = lock(&core.shared).compiler.links().clone();
         let handlers = lock(&self.0);
@@ -66,7 +66,7 @@ impl Handlers {
 
 impl Handler {
     fn new(link: &WatchedLink) -> Self {
-        // A flag of a former handler's would stay for ever.
+        // The flag of a removed handler would stay set.
         link.active.store(false, Ordering::Relaxed);
         let bottleneck = Bottleneck::new(link.capacity);
         Self { bottleneck, since: None, looked: Nanos::ZERO }

@@ -19,13 +19,13 @@ use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{FdbChunk, WorkerConfig, WorkerError, Workers};
 use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
 
-use super::switch::{AttachError, Link, Switch, home};
+use super::data_path::{AttachError, DataPath, Link, home};
 use crate::config::{
     self, Attachment, HostConfig, Machine, Offloads, PORTS_MAX, Schedule, Seccomp, SocketMode,
     ZeroCopy,
 };
 
-/// See the module's text.
+/// The data path of this machine.
 pub(super) struct LiveSwitch {
     workers: Workers,
     cores: Vec<Option<u32>>,
@@ -62,7 +62,8 @@ impl LiveSwitch {
             refill: Nanos::from_micros(config.worker.refill_us.into()),
             capacity: config.worker.capacity.map(|capacity| capacity.0),
             fdb_entries: usize::try_from(config.forwarding.fdb_entries).unwrap_or(usize::MAX),
-            // Std seeds this from the kernel's random numbers, once a process.
+            // The standard library seeds this hasher once a process from the kernel's random
+            // numbers.
             seed: RandomState::new().build_hasher().finish(),
             tsc,
             max_ports: PORTS_MAX,
@@ -86,7 +87,7 @@ impl LiveSwitch {
     }
 }
 
-impl Switch for LiveSwitch {
+impl DataPath for LiveSwitch {
     fn attach(
         &self,
         id: PortId,
@@ -153,13 +154,13 @@ impl Switch for LiveSwitch {
     }
 
     fn detach(&self, id: PortId, link: Arc<dyn Link>) -> Result<(), WorkerError> {
-        // The session ends first: it has the worker let go of the guest's memory.
+        // The session ends first, because it makes the worker release the guest's memory.
         link.close();
         self.workers.detach_port(id).map(drop)
     }
 
     fn place(&self, id: PortId, queues: u16, worker: Option<u16>) -> Result<usize, WorkerError> {
-        // An interface that was had by a packet socket has one queue, whatever was asked for.
+        // A packet socket has one queue, whatever the configuration says.
         let there = self.owners(id, queues).len();
         let queues = queues.min(u16::try_from(there).unwrap_or(queues).max(1));
         self.workers.move_port(id, queues, |queue| home(id, queue, worker, self.cores.len()))
@@ -248,7 +249,7 @@ impl Link for Xdp {
     }
 }
 
-/// An interface that was to be had by AF_XDP, and why it is had by a packet socket instead.
+/// The reason why an interface with `xdp` uses a packet socket.
 struct FallBack {
     packet: Packet,
     reason: String,
@@ -265,8 +266,8 @@ impl Link for FallBack {
 
 type Opened = (Arc<dyn Link>, Vec<Box<dyn PortQueue>>);
 
-/// Opens an interface by AF_XDP, or where that is refused by a packet socket. An interface that
-/// is not there or is another's is neither's to have.
+/// Opens an interface through AF_XDP, or through a packet socket if the kernel refuses AF_XDP. An
+/// interface that does not exist or is in use fails with both.
 fn open_xdp(name: &str, config: &XdpConfig) -> Result<Opened, AttachError> {
     let reason = match Xdp::open(config) {
         Ok((xdp, queues)) => return Ok((Arc::new(xdp), queues)),

@@ -1,10 +1,12 @@
-//! The running host, which is behind the API: [`Host`] is all that others see of it.
+//! The running host. [`Host`] is its only interface.
 
 mod apply;
 mod bounding;
+pub(crate) mod data_path;
 mod error;
 mod explaining;
 mod fabric;
+mod fabric_switch;
 mod ledger;
 mod links;
 mod live;
@@ -14,15 +16,13 @@ mod pricing;
 mod readings;
 mod running;
 mod state;
-pub(crate) mod switch;
-mod switching;
 mod vcpus;
 
 pub use error::{ApiError, ErrorKind, HostError};
 pub use fabric::FabricChange;
+pub use fabric_switch::{PortQueues, SwitchPort};
 pub use ledger::NetworkUse;
 pub use overlay::{FabricTerms, Held};
 pub use penstock_qos::learner::PortLearning;
 pub use readings::FdbFilter;
 pub use running::Host;
-pub use switching::{PortQueues, SwitchPort};

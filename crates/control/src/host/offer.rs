@@ -1,9 +1,8 @@
-//! What ports are entitled to while the host runs: the plan, and what was learned since.
+//! Entitlements of ports while the host runs: the plan, and corrections by the learner.
 //!
-//! **Rule.** Each change is planned before anything is touched: what does not fit is refused, and
-//! what ran goes on running. About once a second the learner looks at the ports' counters; what it
-//! corrects reaches the workers by a snapshot that differs in entitlements alone, so that nothing
-//! that was cached is forgotten.
+//! Each change is planned first. If it does not fit it is refused, and the old configuration keeps
+//! running. About once a second the learner reads the ports' counters. Its corrections reach the
+//! workers in a snapshot that differs only in entitlements, so caches stay valid.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,31 +18,32 @@ use super::apply::{Core, lock, worker_failed};
 use super::error::ApiError;
 use super::pricing::Pricing;
 use crate::config::{self, ConfigErrors, HostConfig};
-use crate::plan::{Plan, Planner, PortPlan};
+use crate::plan::{CapacityPlan, Planner, PortPlan};
 use crate::snapshot::{IdTable, Sold};
 
-/// Between two looks at the counters.
+/// Interval between two readings of the counters.
 const LEARN_EVERY: Nanos = Nanos::from_secs(1);
-/// A port was held back if it was out of cycles, with frames waiting, for this part of an interval.
+/// Part of an interval without cycles, with waiting frames, from which on a port counts as held
+/// back.
 const THROTTLED_PART: u64 = 20;
 
-/// A plan that may be carried out, and what comes with it.
+/// A plan that fits, with its entitlements.
 #[derive(Debug)]
 pub(super) struct Offer {
     model: Option<(PathBuf, Arc<CostModel>)>,
-    plan: Arc<Plan>,
+    plan: Arc<CapacityPlan>,
     learner: Learner,
-    /// By port's name: corrections that were learned included.
+    /// Entitlements by port name, with learned corrections.
     pub(super) sold: BTreeMap<String, Sold>,
-    /// What the plan in force does not say already.
+    /// Warnings that the current plan does not have.
     pub(super) warnings: Vec<String>,
 }
 
 impl Core {
-    /// The plan for `config`. The model's file is read again if `fresh`, or if it is another.
+    /// Plans `config`. It reads the model's file again if `fresh`, or if the file is another one.
     ///
     /// # Errors
-    /// The model is wrong, or what is sold is not there: all of it at once.
+    /// The model's file has mistakes, or more is sold than exists: all mistakes at once.
     pub(super) fn offer(
         &self,
         config: &HostConfig,
@@ -86,7 +86,7 @@ impl Core {
         Ok(Offer { model, plan: Arc::new(plan), learner, sold, warnings })
     }
 
-    /// Puts an offer in force; `snapshot` is what the workers go by from now on.
+    /// Puts an offer into force. `snapshot` is the workers' new snapshot.
     pub(super) fn accept(&self, offer: Offer, snapshot: Arc<Snapshot>) {
         let mut shared = lock(&self.shared);
         let seen = shared.pricing.seen.take();
@@ -94,7 +94,7 @@ impl Core {
         shared.pricing = Pricing { model, plan, learner, seen, snapshot };
     }
 
-    /// What was learned of each port that bought cycles, by name.
+    /// The learned state of each port that bought cycles, by name.
     pub(super) fn learning(&self) -> Vec<(String, PortLearning)> {
         let shared = lock(&self.shared);
         let name = |id: PortId| shared.compiler.ids().port_name(id.0).map(str::to_owned);
@@ -102,8 +102,8 @@ impl Core {
         ports.filter_map(|(id, state)| Some((name(id)?, state))).collect()
     }
 
-    /// Looks at the counters if it is time, and corrects what is to be corrected. The caller holds
-    /// off changes.
+    /// Reads the counters if the interval has passed, and corrects entitlements. The caller
+    /// prevents changes meanwhile.
     ///
     /// # Errors
     /// The workers have ended.
@@ -150,17 +150,17 @@ impl Core {
         Ok(())
     }
 
-    /// The directory that relative paths of the configuration begin in.
+    /// The directory where relative paths of the configuration begin.
     pub(super) fn dir_of(path: Option<&Path>) -> PathBuf {
         path.and_then(Path::parent).map(Path::to_path_buf).unwrap_or_default()
     }
 }
 
-fn terms(plan: &Plan) -> impl Iterator<Item = (PortId, Terms)> + '_ {
+fn terms(plan: &CapacityPlan) -> impl Iterator<Item = (PortId, Terms)> + '_ {
     plan.ports.iter().filter_map(|port| Some((port.id, port.terms()?)))
 }
 
-fn sold(plan: &Plan, learner: &Learner) -> BTreeMap<String, Sold> {
+fn sold(plan: &CapacityPlan, learner: &Learner) -> BTreeMap<String, Sold> {
     let of = |port: &PortPlan| {
         let cycles = learner.port(port.id).map(|state| state.entitlement).unwrap_or_default();
         (port.name.clone(), Sold { cycles, price: port.price })
@@ -168,7 +168,7 @@ fn sold(plan: &Plan, learner: &Learner) -> BTreeMap<String, Sold> {
     plan.ports.iter().map(of).collect()
 }
 
-/// What a port did between two readings; `None` if its counters began anew.
+/// The activity of a port between two readings; `None` if its counters were reset.
 fn grown(
     before: &PortReading,
     after: &PortReading,

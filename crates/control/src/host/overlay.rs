@@ -1,72 +1,76 @@
-//! What the fabric's controller told this host, beside its configuration.
+//! Combines the plan of the fabric's controller with the host's configuration.
 //!
-//! **Problem.** A plan is in force until the next one comes, whatever happens to the file
-//! meanwhile; and nobody wants to find it written there. **Rule.** It is kept apart and laid over
-//! each configuration that is about to run, in one change with it: each tenant's code point, and
-//! weights and map of the uplink. A tenant that the plan does not name shares queue 0, with code
-//! point 0, so that no VM takes another's queue; so do all until a first plan comes. One that the
-//! plan holds may send and receive what that says and no more, unless the configuration has limits
-//! of its own: in a queue that several share, only what each keeps to protects the others. One that
-//! the plan names and the host does not have is no mistake: its VMs are still to come, and get
-//! their code point then.
+//! # Problem
+//! A plan is in force until the next one, whatever happens to the configuration file. It must not
+//! be written into that file.
+//!
+//! # Approach
+//! The plan is stored apart. It is applied to each configuration before that runs, in the same
+//! change: the code point of each tenant, and weights and map of the uplink.
+//!
+//! A tenant that the plan does not name shares queue 0, with code point 0, so that no VM takes
+//! another tenant's queue. Before the first plan all tenants do. A tenant whose rates the plan
+//! limits may not exceed them, unless the configuration has its own limits: in a shared queue only
+//! limits protect the others. A tenant that the plan names and the host does not have is no
+//! mistake. Its VMs may arrive later, and then get their code point.
 
 use std::collections::BTreeMap;
 
 use penstock_qos::policer::{DEPTH_MAX, RATE_MAX, RATE_MIN};
 use penstock_qos::wfq::QUEUES_MAX;
 
-use crate::config::{BitsPerSecond, CodePoint, Egress, HostConfig, Port, Receive, Weight, Wfq};
+use crate::config::{
+    BitsPerSecond, CodePoint, Egress, EgressPolicer, HostConfig, Port, Weight, Wfq,
+};
 
-/// Highest weight of a queue.
 const WEIGHT_MAX: u32 = 10_000;
 
-/// Who is held may be late or early by a twentieth of a second, and by two segments of 64 KiB,
-/// where it is policed.
+/// Depth of a policer: a twentieth of a second at its rate, and at least two segments of 64 KiB.
 const BURSTS_PER_SECOND: u64 = 20;
 const BURST_MIN: u32 = 131_072;
 
-/// What a host is told: all of it, never a difference.
+/// A plan for a host: the whole state, never a difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FabricTerms {
-    /// The code point of each tenant, 0 to 63; 0: it shares queue 0.
+    /// The code point of each tenant, 0 to 63. With 0 the tenant shares queue 0.
     pub code_points: BTreeMap<String, u8>,
-    /// Tenants that are held to what they may send and receive over the network.
+    /// Limits of tenants that share queue 0.
     pub held: BTreeMap<String, Held>,
-    /// Weights of the uplink's queues from queue 0 on, 0 to 10000; 0 is as 1, the least there is.
+    /// Weights of the uplink's queues from queue 0 on, 0 to 10000. 0 means 1, the least weight.
     pub weights: Vec<u32>,
-    /// The queue, 0 to 63, of each code point at the uplink. Others are in queue 0.
+    /// The queue, 0 to 63, of each code point at the uplink. Other code points are in queue 0.
     pub map: BTreeMap<u8, u8>,
 }
 
-/// What a tenant is held to that shares queue 0.
+/// Limits of a tenant that shares queue 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// What its VMs here are guaranteed to send together, bits a second.
+    /// Guarantee of the tenant's VMs here for sending together, in bits per second.
     pub send: u64,
-    /// What they are guaranteed to receive, bits a second.
+    /// Guarantee for receiving, in bits per second.
     pub receive: u64,
-    /// What they may have of both, thousandths; less than 1000 counts as that.
+    /// Limit as a part of both guarantees, in thousandths; at least 1000.
     pub headroom_permille: u32,
 }
 
-/// Terms that were looked at, ready to be laid over a configuration.
+/// A checked plan.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overlay {
     code_points: BTreeMap<String, u8>,
     held: BTreeMap<String, Limits>,
     uplink: Laid,
-    /// Of a host that is a switch, by port.
+    /// Queues of a host that is a switch of a fabric, by port.
     pub(super) ports: BTreeMap<String, Laid>,
 }
 
-/// What becomes of [`Held`].
+/// [`Held`] as limits of the data path.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// What it sends, in a lane of the uplink: its frames wait.
+    /// Limit on what the tenant sends, in a lane of the uplink where frames wait.
     ceiling: BitsPerSecond,
-    /// The same where there is no lane: what is above is dropped.
-    send: Receive,
-    receive: Receive,
+    /// The same limit without a lane: frames above are dropped.
+    send: EgressPolicer,
+    receive: EgressPolicer,
 }
 
 impl Limits {
@@ -74,10 +78,10 @@ impl Limits {
         let headroom = held.headroom_permille.max(1_000);
         Self {
             ceiling: BitsPerSecond(penstock_units::BitsPerSecond(permille(held.send, headroom))),
-            // What measures itself against a policer, as TCP does, gets an eighth less.
-            send: policed(permille(held.send, headroom.max(1_125))),
-            // Whom many send to at once has more than its part for a moment, and less in another.
-            receive: policed(permille(held.receive, headroom.max(1_250))),
+            // TCP reaches about an eighth less than the rate of a policer.
+            send: policer(permille(held.send, headroom.max(1_125))),
+            // With many senders, a receiver's rate varies around its part.
+            receive: policer(permille(held.receive, headroom.max(1_250))),
         }
     }
 }
@@ -94,11 +98,12 @@ impl Overlay {
         Ok(Self { code_points: terms.code_points.clone(), held, uplink, ports })
     }
 
-    /// The configuration as it runs; unchanged if the host is in no fabric.
+    /// The configuration with the plan; unchanged if the host is in no fabric.
     pub(super) fn over(&self, mut config: HostConfig) -> HostConfig {
         if let Some(switch) = &config.switch {
             let nothing = Laid::default();
-            for port in config.ports.iter_mut().filter(|port| switch.sets(port)) {
+            for port in config.ports.iter_mut().filter(|port| switch.sets(&port.name, port.egress))
+            {
                 self.ports.get(&port.name).unwrap_or(&nothing).over(port);
             }
         }
@@ -128,7 +133,7 @@ impl Overlay {
         config
     }
 
-    /// A configuration that ran under this, without its limits: they are over with it.
+    /// A configuration that ran with this plan, without the plan's limits.
     pub(super) fn off(&self, mut config: HostConfig) -> HostConfig {
         for tenant in &mut config.tenants {
             if let Some(limits) = self.held.get(&tenant.name) {
@@ -140,31 +145,31 @@ impl Overlay {
     }
 }
 
-/// Thousandths of a rate, in the range of limits.
+/// Thousandths of a rate, clamped to the range of limits.
 fn permille(rate: u64, permille: u32) -> u64 {
     let wide = u128::from(rate) * u128::from(permille) / 1_000;
     u64::try_from(wide).unwrap_or(u64::MAX).clamp(RATE_MIN.0, RATE_MAX.0)
 }
 
-/// The limit of what is dropped above `rate` bits a second.
-fn policed(rate: u64) -> Receive {
+/// A policer with `rate` in bits per second.
+fn policer(rate: u64) -> EgressPolicer {
     let burst = u32::try_from(rate / (8 * BURSTS_PER_SECOND)).unwrap_or(u32::MAX);
     let burst = burst.clamp(BURST_MIN, DEPTH_MAX);
     let rate = Some(BitsPerSecond(penstock_units::BitsPerSecond(rate)));
-    Receive { rate, burst: Some(burst), ..Receive::default() }
+    EgressPolicer { rate, burst: Some(burst), ..EgressPolicer::default() }
 }
 
-/// What was told of a port, ready to be laid over its configuration.
+/// Checked queues of a port.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Laid {
     weights: Vec<Weight>,
     map: BTreeMap<CodePoint, u8>,
-    /// Queues that are wanted at least.
+    /// Least number of queues.
     queues: u8,
 }
 
 impl Laid {
-    /// What is wrong with a number, otherwise.
+    /// A number is out of range.
     pub(super) fn new(weights: &[u32], map: &BTreeMap<u8, u8>) -> Result<Self, String> {
         let highest = map.values().copied().max().unwrap_or(0);
         let queues = weights.len().max(usize::from(highest) + 1);
@@ -181,7 +186,7 @@ impl Laid {
         Ok(Self { weights, map, queues })
     }
 
-    /// A port with these weights and this map, and at least as many queues as before.
+    /// Sets weights and map of a port. The number of queues does not shrink.
     pub(super) fn over(&self, port: &mut Port) {
         let of = port.wfq.take().unwrap_or_default();
         let (weights, map) = (self.weights.clone(), self.map.clone());

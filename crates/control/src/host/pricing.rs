@@ -1,4 +1,4 @@
-//! What was sold, and what it was seen to cost.
+//! The plan in force, and the state of the learner.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,22 +10,21 @@ use penstock_qos::cost_model::CostModel;
 use penstock_qos::learner::{LearnConfig, Learner, PortLearning};
 use penstock_units::{Nanos, PortId};
 
-use crate::plan::Plan;
-/// The plan in force and what belongs to it.
+use crate::plan::CapacityPlan;
 #[derive(Debug)]
 pub(super) struct Pricing {
-    /// Of this file.
+    /// The model's file.
     pub(super) model: Option<(PathBuf, Arc<CostModel>)>,
-    pub(super) plan: Arc<Plan>,
+    pub(super) plan: Arc<CapacityPlan>,
     pub(super) learner: Learner,
-    /// When the counters were last looked at, and what they were.
+    /// Time and counters of the last reading.
     pub(super) seen: Option<(Nanos, BTreeMap<PortId, PortReading>)>,
-    /// What the workers go by.
+    /// The workers' snapshot.
     pub(super) snapshot: Arc<Snapshot>,
 }
 
 impl Pricing {
-    /// What was learned of a port that bought cycles.
+    /// The learned state of a port that bought cycles.
     pub(super) fn learned(&self, port: PortId) -> Option<PortLearning> {
         self.learner.port(port)
     }

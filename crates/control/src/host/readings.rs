@@ -1,4 +1,4 @@
-//! What clients are told: states, counters, addresses, rules.
+//! Readings for clients: states, counters, addresses, rules.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use penstock_qos::delay_scale::PARTS;
 use penstock_units::PortId;
 
 use super::apply::{Core, lock, worker_failed};
+use super::data_path::DataPath;
 use super::error::{ApiError, ErrorKind};
 use super::state::{LivePort, Watch};
-use super::switch::Switch;
 use crate::api::{
     Delays, FdbEntry, FlowStatus, HostStatus, Named, PortStats, PortStatus, Stats, WorkerStatus,
 };
 use crate::config::{HostConfig, Port, Rule};
 use crate::snapshot::IdTable;
 
-/// Which MAC addresses are meant; a field left out means all. Fields are joined by "and".
+/// Selects MAC addresses. All given fields must match; `None` matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FdbFilter {
     /// Only in this tenant's networks.
@@ -30,7 +30,7 @@ pub struct FdbFilter {
     pub port: Option<String>,
 }
 
-/// Slots of the MAC table asked for at once: a pause of some microseconds.
+/// Slots of the MAC table in one request. A request stops a worker for some microseconds.
 const FDB_CHUNK: usize = 512;
 
 impl Core {
@@ -73,7 +73,7 @@ impl Core {
         config.ports.iter().filter_map(known).collect()
     }
 
-    /// The configuration and the ports, to be looked at without the lock.
+    /// The configuration and the ports, for use without the lock.
     fn ports_now(&self) -> (Arc<HostConfig>, std::collections::BTreeMap<String, LivePort>) {
         let shared = lock(&self.shared);
         (Arc::clone(&shared.config), shared.ports.clone())
@@ -125,7 +125,7 @@ impl Core {
             }
             from = chunk.next;
         }
-        // An address that moved may stand in the tables of two workers: the younger entry is right.
+        // A moved address may be in the tables of two workers. The younger entry is valid.
         let key = |entry: &FdbEntry| (entry.tenant.clone(), entry.vlan, entry.mac.clone());
         entries.sort_by_cached_key(|entry| (key(entry), entry.age_s));
         entries.dedup_by_key(|entry| key(entry));
@@ -146,7 +146,7 @@ impl Core {
         Ok(flushed)
     }
 
-    /// All counters. The caller holds off changes for an exact reading.
+    /// All counters. For an exact reading the caller prevents changes meanwhile.
     pub(super) fn counters(&self, exact: bool) -> Result<Stats, ApiError> {
         let taken: HashMap<PortId, PortReading> = if exact {
             self.switch.checkpoint().map_err(worker_failed)?.into_iter().collect()
@@ -160,7 +160,7 @@ impl Core {
             (shared.deleted, shared.watches.clone())
         };
         let reading = |port: &LivePort| {
-            // A port that is not attached has nobody who counts: its counters stand still.
+            // The counters of a port that is not attached do not change.
             taken.get(&port.id).copied().unwrap_or_else(|| port.counters.read())
         };
         let named = config.ports.iter().filter_map(|port| Some((port, live.get(&port.name)?)));
@@ -188,7 +188,7 @@ impl Core {
     }
 }
 
-/// The domains that a filter's tenant and VLAN leave.
+/// The domains that match a filter's tenant and VLAN.
 fn meant<'a>(
     ids: &'a IdTable,
     filter: &FdbFilter,
@@ -217,7 +217,7 @@ fn meant<'a>(
     }
 }
 
-/// Every identity that does not hold, in words.
+/// The identities between counters that do not hold, in words.
 fn violations(readings: &[(String, PortReading)]) -> Vec<String> {
     let mut all: Vec<String> = readings
         .iter()
@@ -280,7 +280,7 @@ fn delays(reading: &PortReading) -> Vec<Delays> {
     kinds.into_iter().filter_map(used).collect()
 }
 
-fn worker_states(switch: &dyn Switch, watches: &[Watch], schedule: &str) -> Vec<WorkerStatus> {
+fn worker_states(switch: &dyn DataPath, watches: &[Watch], schedule: &str) -> Vec<WorkerStatus> {
     let numbered = (0..).zip(switch.workers());
     let watched = numbered.zip(watches);
     watched

@@ -1,14 +1,17 @@
-//! The running host: the one object behind the API.
+//! The running host: the object behind the API.
 //!
-//! **Problem.** Files, clients and ports change at any moment; the worker must see one consistent
-//! state, and a change that fails must leave everything as it was. **Rule.** Every change goes the
-//! same way: edit the configuration's text, read the *whole* result as if it were a file, compile
-//! one snapshot, apply the difference, save. A mistake ends it before anything was touched; an
-//! attachment that fails is rolled back.
+//! # Problem
+//! Files, clients and ports change at any moment. The worker must see one consistent state, and a
+//! failed change must change nothing.
 //!
-//! Two locks: one is held through a whole change, so that there is one at a time; the other guards
-//! what readings are made of and is never held while the worker or the kernel is asked, so that a
-//! stalled worker can still be seen.
+//! # Approach
+//! Every change takes the same steps: edit the configuration's text, read the *whole* result like a
+//! file, compile one snapshot, apply the difference, save. A mistake ends the change before its
+//! first effect. A failed attachment is rolled back.
+//!
+//! There are two locks. One is held for a whole change, so that changes follow each other. The
+//! other guards the state of readings. It is never held during a request to the worker or the
+//! kernel, so that readings show a stalled worker.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,6 +22,7 @@ use penstock_qos::learner::PortLearning;
 use penstock_units::Nanos;
 
 use super::apply::{Core, Outcome, lock, worker_failed};
+use super::data_path::DataPath;
 use super::error::{ApiError, ErrorKind, HostError};
 use super::explaining::Past;
 use super::ledger::{Ledger, NetworkUse};
@@ -27,20 +31,18 @@ use super::live::LiveSwitch;
 use super::overlay::Overlay;
 use super::pricing::Pricing;
 use super::readings::FdbFilter;
-use super::state::{Changing, LivePort, Seen, Shared, Watch};
-use super::switch::Switch;
+use super::state::{Changing, LivePort, Shared, StallChange, Watch};
 use crate::api::{ChangeReport, Explanation, FdbEntry, FlowStatus, HostStatus, PortStatus, Stats};
 use crate::config::{
     self, ConfigError, ConfigErrors, Edit, EditError, HostConfig, Kind, Machine, Port, Rule, Tenant,
 };
-use crate::plan::Plan;
+use crate::plan::CapacityPlan;
 use crate::snapshot::Compiler;
 
-/// Between two attempts to attach ports in state `error`.
+/// Interval between two attempts to attach ports in state `error`.
 const RETRY: Nanos = Nanos::from_secs(1);
 
-/// The running host. All calls block, for milliseconds as a rule; share it in an `Arc`. Dropping it
-/// shuts it down.
+/// The running host. All calls block, usually for milliseconds. Dropping it shuts it down.
 pub struct Host {
     pub(super) core: Core,
     pub(super) changing: Mutex<Changing>,
@@ -56,16 +58,16 @@ impl core::fmt::Debug for Host {
 }
 
 impl Host {
-    /// Starts the worker and attaches the ports. `config` comes from [`crate::config::load`] of
-    /// `config_path`, its `[host]` perhaps changed by the command line; without a path, changes
-    /// live until shutdown. A port that cannot be attached is in state `error` and tried again by
-    /// [`Self::tick`].
+    /// Starts the workers and attaches the ports. `config` comes from [`crate::config::load`] of
+    /// `config_path`; the command line may have changed its `[host]`. Without a path, changes last
+    /// until shutdown. A port that cannot be attached is in state `error`, and [`Self::tick`] tries
+    /// it again.
     ///
     /// # Errors
-    /// The configuration is wrong or was changed since it was loaded; the worker cannot start.
+    /// The configuration has mistakes or was changed after it was loaded, or a worker cannot start.
     pub fn start(config: HostConfig, config_path: Option<PathBuf>) -> Result<Self, HostError> {
         let machine = Machine::here();
-        let make = |config: &HostConfig| -> Result<Box<dyn Switch>, ApiError> {
+        let make = |config: &HostConfig| -> Result<Box<dyn DataPath>, ApiError> {
             set_memory_limits(config.host.memory_limits());
             let switch = LiveSwitch::start(config, &Machine::here()).map_err(worker_failed)?;
             Ok(Box::new(switch))
@@ -77,7 +79,7 @@ impl Host {
         config: HostConfig,
         path: Option<PathBuf>,
         machine: Machine,
-        make: impl FnOnce(&HostConfig) -> Result<Box<dyn Switch>, ApiError>,
+        make: impl FnOnce(&HostConfig) -> Result<Box<dyn DataPath>, ApiError>,
     ) -> Result<Self, HostError> {
         let (text, file_text) = match &path {
             Some(path) => {
@@ -95,7 +97,7 @@ impl Host {
         }
         let switch = make(&config)?;
         let workers = switch.workers().len();
-        // The state before the first change: the same host with no objects.
+        // The state before the first change: the same host without objects.
         let empty = HostConfig {
             tenants: Vec::new(),
             ports: Vec::new(),
@@ -116,7 +118,7 @@ impl Host {
             pricing: Pricing::default(),
             network: Ledger::default(),
         };
-        // Until a plan comes all share queue 0.
+        // Before the first plan all tenants share queue 0.
         let overlay = Overlay::default();
         let config = overlay.over(config);
         let (next_retry, stopped) = (Nanos::ZERO, false);
@@ -134,20 +136,20 @@ impl Host {
         Ok(host)
     }
 
-    /// What the daemon is and does.
+    /// State of the daemon.
     #[must_use]
     pub fn status(&self) -> HostStatus {
         self.core.status(self.path.as_ref().map(|p| p.display().to_string()).unwrap_or_default())
     }
 
-    /// Every port's state, in the order of the configuration.
+    /// State of each port, in the order of the configuration.
     #[must_use]
     pub fn ports(&self) -> Vec<PortStatus> {
         self.core.port_states()
     }
 
-    /// What each tenant's ports sent to shared ports and received from them since the tenant is
-    /// here. Tenants that never had a port are left out.
+    /// Traffic between each tenant's ports and shared ports since the tenant exists. Tenants that
+    /// never had a port are missing.
     #[must_use]
     pub fn network_use(&self) -> BTreeMap<String, NetworkUse> {
         let mut shared = lock(&self.core.shared);
@@ -156,108 +158,108 @@ impl Host {
         shared.network.by_tenant.clone()
     }
 
-    /// The running configuration.
     #[must_use]
     pub fn config(&self) -> Arc<HostConfig> {
         Arc::clone(&lock(&self.core.shared).config)
     }
 
-    /// Every port as configured.
+    /// The configured ports.
     #[must_use]
     pub fn port_configs(&self) -> Vec<Port> {
         self.config().ports.clone()
     }
 
-    /// Every tenant as configured.
+    /// The configured tenants.
     #[must_use]
     pub fn tenants(&self) -> Vec<Tenant> {
         self.config().tenants.clone()
     }
 
-    /// Every rule as configured.
+    /// The configured rules.
     #[must_use]
     pub fn rules(&self) -> Vec<Rule> {
         self.config().rules.clone()
     }
 
-    /// Every rule with what it has matched, highest priority first.
+    /// Each rule with its hits, highest priority first.
     #[must_use]
     pub fn flows(&self) -> Vec<FlowStatus> {
         self.core.flow_states()
     }
 
-    /// The MAC addresses that `filter` names, by tenant, VLAN and address.
+    /// The MAC addresses that match `filter`, ordered by tenant, VLAN and address.
     ///
     /// # Errors
-    /// The filter names something that does not exist, or the worker has ended.
+    /// The filter names an object that does not exist, or the worker has ended.
     pub fn fdb(&self, filter: &FdbFilter) -> Result<Vec<FdbEntry>, ApiError> {
         self.core.addresses(filter)
     }
 
-    /// Forgets the learned addresses that `filter` names; returns how many.
+    /// Removes the learned addresses that match `filter`. Returns how many.
     ///
     /// # Errors
-    /// The filter names something that does not exist, or the worker has ended.
+    /// The filter names an object that does not exist, or the worker has ended.
     pub fn fdb_flush(&self, filter: &FdbFilter) -> Result<usize, ApiError> {
         self.core.flush(filter)
     }
 
-    /// All counters; `exact` lets the worker take them between two batches and checks that they
-    /// add up.
+    /// All counters. With `exact` the worker reads them between two batches, and their sums are
+    /// checked.
     ///
     /// # Errors
-    /// Only exact: the worker has ended.
+    /// With `exact`: the worker has ended.
     pub fn stats(&self, exact: bool) -> Result<Stats, ApiError> {
-        // A port on its way in or out would be counted twice or not at all.
+        // A port that is added or removed meanwhile would count twice or not at all.
         let _no_changes = exact.then(|| lock(&self.changing));
         let mut stats = self.core.counters(exact)?;
         stats.links = self.links.status(&self.core);
         Ok(stats)
     }
 
-    /// To be called every [`penstock_qos::bottleneck::INTERVAL`] with a monotonic time: has VMs
-    /// held to their parts of a link while it is the bottleneck. Never waits for a change.
+    /// Limits VMs to their parts of a link while the link is the bottleneck. It must be called
+    /// every [`penstock_qos::bottleneck::INTERVAL`] with a monotonic time. It never waits for a
+    /// change.
     pub fn watch_links(&self, now: Nanos) {
         self.links.look(&self.core, now);
     }
 
-    /// What every port bought, and whether it fits.
+    /// The capacity plan in force.
     #[must_use]
-    pub fn plan(&self) -> Arc<Plan> {
+    pub fn plan(&self) -> Arc<CapacityPlan> {
         Arc::clone(&lock(&self.core.shared).pricing.plan)
     }
 
-    /// What was learned of each port that bought cycles, by name.
+    /// The learned state of each port that bought cycles, by name.
     #[must_use]
     pub fn learning(&self) -> Vec<(String, PortLearning)> {
         self.core.learning()
     }
 
-    /// To be called at least once a second: keeps what [`Self::explain`] looks back at.
+    /// Records a reading for [`Self::explain`]. It must be called at least once a second.
     pub fn remember(&self) {
         self.past.remember(&self.core);
     }
 
-    /// Why a port has the rate it has, by what happened in the last `seconds`, up to 10.
+    /// Why a port has its rate, from the counters of the last `seconds`, up to 10.
     ///
     /// # Errors
-    /// There is no such port, or the daemon has just started.
+    /// The port does not exist, or the daemon has just started.
     pub fn explain(&self, port: &str, seconds: u64) -> Result<Explanation, ApiError> {
         let links = self.links.status(&self.core);
         self.past.explain(&self.core, links, port, seconds)
     }
 
-    /// Adds a port. `save` writes it into the configuration file, here and in the calls below;
-    /// without, it is gone after a restart or reload.
+    /// Adds a port. With `save`, here and in the calls below, the configuration file is changed
+    /// too. Without it the change ends at a restart or reload.
     ///
     /// # Errors
-    /// As all changes: the request is wrong, contradicts the rest, or did not succeed. Nothing was
-    /// changed.
+    /// The request is invalid, contradicts the configuration, or failed. Nothing was changed.
     pub fn add_port(&self, port: Port, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::AddPort(&port), save)
     }
 
-    /// Sets keys of a port: `("vlan", "300")`, `("trunk", "1,5-9")`; `("mac", "")` removes.
+    /// Sets keys of a port, as in `("vlan", "300")` or `("trunk", "1,5-9")`. An empty value removes
+    /// the key.
     ///
     /// # Errors
     /// As [`Self::add_port`].
@@ -270,7 +272,7 @@ impl Host {
         self.change(&Edit::Set(Kind::Port, name, changes), save)
     }
 
-    /// Deletes a port that no rule and no static address refers to.
+    /// Deletes a port. No rule and no static address may refer to it.
     ///
     /// # Errors
     /// As [`Self::add_port`].
@@ -278,7 +280,6 @@ impl Host {
         self.change(&Edit::Delete(Kind::Port, name), save)
     }
 
-    /// Adds a tenant.
     ///
     /// # Errors
     /// As [`Self::add_port`].
@@ -286,7 +287,6 @@ impl Host {
         self.change(&Edit::AddTenant(&tenant), save)
     }
 
-    /// Sets keys of a tenant.
     ///
     /// # Errors
     /// As [`Self::add_port`].
@@ -299,7 +299,7 @@ impl Host {
         self.change(&Edit::Set(Kind::Tenant, name, changes), save)
     }
 
-    /// Deletes a tenant that nothing refers to.
+    /// Deletes a tenant. No object may refer to it.
     ///
     /// # Errors
     /// As [`Self::add_port`].
@@ -307,7 +307,6 @@ impl Host {
         self.change(&Edit::Delete(Kind::Tenant, name), save)
     }
 
-    /// Adds a rule.
     ///
     /// # Errors
     /// As [`Self::add_port`].
@@ -315,7 +314,6 @@ impl Host {
         self.change(&Edit::AddRule(&rule), save)
     }
 
-    /// Deletes a rule.
     ///
     /// # Errors
     /// As [`Self::add_port`].
@@ -323,7 +321,7 @@ impl Host {
         self.change(&Edit::Delete(Kind::Rule, name), save)
     }
 
-    /// Makes one change: validate the whole, apply, save.
+    /// Makes one change: checks the whole configuration, applies and saves it.
     fn change(&self, edit: &Edit<'_>, save: bool) -> Result<ChangeReport, ApiError> {
         let mut changing = lock(&self.changing);
         if changing.stopped {
@@ -371,8 +369,7 @@ impl Host {
         Ok(self.report(outcome))
     }
 
-    /// The file's text with the change made; `None` without a file, or if the object was never in
-    /// it.
+    /// The file's text after the change; `None` without a file, or if the object was never in it.
     fn edited_file(
         &self,
         edit: &Edit<'_>,
@@ -402,8 +399,8 @@ impl Host {
         }
     }
 
-    /// Reads the configuration file again and applies the difference; what did not change is not
-    /// touched. With a mistake in the file nothing changes.
+    /// Reads the configuration file again and applies the differences. With a mistake in the file
+    /// nothing changes.
     ///
     /// # Errors
     /// All mistakes in the file.
@@ -427,7 +424,7 @@ impl Host {
         let old = self.config();
         let restart = needs_restart(&changing, &old, &parsed);
         let config = changing.running(parsed, &old);
-        // The model's file may be another although the configuration is the same.
+        // The model's file may have changed although the configuration is the same.
         let mut outcome = if config == *old && config.model.file.is_none() {
             lock(&self.core.shared).text = text.clone().into();
             Outcome::default()
@@ -435,35 +432,35 @@ impl Host {
             self.core.apply(config, text.clone().into(), true).map_err(api_failed)?
         };
         outcome.warnings.extend(config::outdated(&text));
-        // One that was refused is not what this host has read.
+        // A refused file does not become the text of this host.
         changing.file_text = Some(text);
         outcome.warnings.extend(restart);
         Ok(self.report(outcome))
     }
 
-    /// The running configuration as TOML, unsaved changes included.
+    /// The running configuration as TOML, with unsaved changes.
     #[must_use]
     pub fn config_toml(&self) -> String {
         lock(&self.core.shared).text.to_string()
     }
 
-    /// To be called a few times a second with a monotonic time: watches the workers' heartbeats,
-    /// tries again to attach ports in state `error`, and has the cost model learn.
+    /// Checks the workers' heartbeats, attaches ports in state `error` again, and lets the cost
+    /// model learn. It must be called a few times a second with a monotonic time.
     pub fn tick(&self, now: Nanos) {
         for (id, (reading, _)) in self.core.switch.workers().iter().enumerate() {
             let seen = match lock(&self.core.shared).watches.get_mut(id) {
                 Some(watch) => watch.look(reading.heartbeat, now),
-                None => Seen::Nothing,
+                None => StallChange::Nothing,
             };
             match seen {
-                Seen::Stalled => {
+                StallChange::Stalled => {
                     tracing::error!("worker {id} is stalled: no heartbeat for over 1 s");
                 }
-                Seen::Recovered => tracing::info!("worker {id} runs again"),
-                Seen::Nothing => {}
+                StallChange::Recovered => tracing::info!("worker {id} runs again"),
+                StallChange::Nothing => {}
             }
         }
-        // A change in progress may wait for the worker; the watchdog must not.
+        // A change may wait for the worker. The watchdog must not wait for the change.
         let mut changing = match self.changing.try_lock() {
             Ok(changing) => changing,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -480,7 +477,7 @@ impl Host {
         }
     }
 
-    /// Lets go of ports whose interface is gone, so that they are attached anew when it is back.
+    /// Detaches ports without their interface, so that they are attached again when it returns.
     fn let_go(&self) {
         let gone: Vec<String> = {
             let shared = lock(&self.core.shared);
@@ -496,7 +493,7 @@ impl Host {
         }
     }
 
-    /// Tries to attach what is not attached; says so when that, or the reason it fails, is new.
+    /// Tries to attach unattached ports. It logs a success, and a failure with a new reason.
     fn retry(&self) {
         self.let_go();
         let broken: Vec<_> = {
@@ -516,10 +513,10 @@ impl Host {
         }
     }
 
-    /// Detaches all ports and stops the worker. Changes after it fail; a second one does nothing.
+    /// Detaches all ports and stops the workers. Later changes fail. A second call does nothing.
     ///
     /// # Errors
-    /// The worker had ended before.
+    /// A worker had ended before.
     pub fn shutdown(&self) -> Result<(), ApiError> {
         let mut changing = lock(&self.changing);
         if core::mem::replace(&mut changing.stopped, true) {
@@ -576,11 +573,11 @@ fn edit_error(edit: &Edit<'_>, error: &EditError) -> ApiError {
     ApiError::new(status, format!("{} {name:?}", kind.name()), error.to_string(), remedy)
 }
 
-/// Objects that are named as in the way of a deletion.
+/// Limit on objects that an error about a deletion names.
 const USERS_MAX: usize = 5;
 
-/// Why the configuration is wrong after a change. What refers to a deleted object is in the way of
-/// deleting it.
+/// The error of a change with an invalid result. For a deletion it lists the objects that refer to
+/// the deleted one.
 fn change_error(edit: &Edit<'_>, errors: ConfigErrors) -> ApiError {
     let Edit::Delete(kind, name) = edit else { return errors.into() };
     let mut users: Vec<&str> = Vec::new();
@@ -604,7 +601,7 @@ fn change_error(edit: &Edit<'_>, errors: ConfigErrors) -> ApiError {
     ApiError::new(ErrorKind::Conflict, object, format!("{listed} {need} it"), remedy)
 }
 
-/// What the new file says that only a restart can bring about.
+/// Changes in the new file that need a restart.
 fn needs_restart(changing: &Changing, old: &HostConfig, new: &HostConfig) -> Vec<String> {
     let entries = old.forwarding.fdb_entries != new.forwarding.fdb_entries;
     [

@@ -1,7 +1,7 @@
-//! The bells by which a VM's vCPU scheduler hears of frames (`penstock_vcpu::bells`).
+//! The bells that notify a VM's vCPU scheduler of frames (`penstock_vcpu::bells`).
 //!
-//! **Rule.** Ports that name a VM ring that VM's bell. Whatever is wrong with the bells is a
-//! warning: frames go where they went, and the VM waits for its turn as without.
+//! A port with `vm` rings that VM's bell. A problem with a bell is only a warning: frames are still
+//! delivered, and the VM waits for its turn.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use penstock_dataplane::port::vcpu_bells::{VcpuBell, VcpuBells};
 
 use crate::config::HostConfig;
 
-/// The bells of `config`'s ports, by port. They are opened anew at each change, so that a file that
-/// was removed is made again; a VM keeps its bell as long as its name stands there.
+/// The bells of `config`'s ports, by port. Each change opens them again, so that a removed file is
+/// created again. A VM keeps its bell while its name is configured.
 pub(super) fn bells(config: &HostConfig, warnings: &mut Vec<String>) -> BTreeMap<String, VcpuBell> {
     let mut bells = BTreeMap::new();
     let Some(vcpu) = &config.vcpu else { return bells };
@@ -35,7 +35,7 @@ pub(super) fn bells(config: &HostConfig, warnings: &mut Vec<String>) -> BTreeMap
     bells
 }
 
-/// What is said when terms of VMs that ran are others now: their scheduler read its file once.
+/// The warning about changed terms of running VMs: their scheduler read its file only at its start.
 pub(super) fn outdated(old: &HostConfig, new: &HostConfig) -> Option<String> {
     let changed = old.vms != new.vms || old.vcpu != new.vcpu;
     (changed && !old.vms.is_empty()).then(|| {

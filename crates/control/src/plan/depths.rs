@@ -1,19 +1,19 @@
-//! Buckets of policers that are too shallow for the large segments (TSO) that they meet.
+//! Warns about policers that are too shallow for large segments (TSO).
 //!
-//! **Rule.** A policer drops a segment of 64 KiB whole. Behind a bucket below [`segments_depth`] a
-//! TCP stream loses whole windows, waits for its timeout each time, and has a fraction of the rate.
-//! `police` meets what its port sends; `receive` and `send` meet what any port sends.
+//! A policer drops a segment of 64 KiB whole. Behind a bucket below [`segments_depth`] a TCP stream
+//! loses whole windows, waits for its timeout each time, and reaches a fraction of the rate.
+//! `police` sees what its own port sends; `receive` and `send` see what any port sends.
 
 use std::fmt::Display;
 
+use penstock_qos::egress_policer::Terms;
 use penstock_qos::policer::{Limit, segments_depth, segments_frames};
-use penstock_qos::policing::Terms;
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
 use super::Warning;
 use crate::config::{HostConfig, Port};
 
-/// A warning for each depth that does not fit.
+/// Adds a warning for each depth that is too small.
 pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     let mut all = Vec::new();
     let mut warn = |ports: &[&str], texts: [Option<String>; 2]| {
@@ -23,7 +23,7 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     };
     for port in config.ports.iter().filter(|port| sends_segments(port)) {
         let object = format!("port {}: police", port.name);
-        let text = match port.policed().map(|spec| spec.limit()) {
+        let text = match port.ingress_policer().map(|spec| spec.limit()) {
             Some(Limit::SingleRate { cir, cbs, ebs }) => {
                 bytes(&object, "cbs", (cir, cbs.saturating_add(ebs)))
             }
@@ -41,7 +41,7 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
         warn(&[&port.name], of_terms(&format!("port {}: receive", port.name), receive.terms()));
     }
     for tenant in &config.tenants {
-        for (key, terms) in [("receive", tenant.may_receive()), ("send", tenant.may_send())] {
+        for (key, terms) in [("receive", tenant.receive_terms()), ("send", tenant.send_terms())] {
             let Some(terms) = terms else { continue };
             warn(&[], of_terms(&format!("tenant {}: {key}", tenant.name), terms));
         }
@@ -56,7 +56,7 @@ fn of_terms(object: &str, terms: Terms) -> [Option<String>; 2] {
     ]
 }
 
-/// Whether what is behind the port may send segments that the policers see whole.
+/// Whether the port may send segments that policers see whole.
 fn sends_segments(port: &Port) -> bool {
     port.attachment().is_some_and(|attachment| attachment.offloads().tso)
 }

@@ -1,14 +1,19 @@
-//! What the ports of a host bought, in cycles, and whether the host has it.
+//! The cycles that the ports of a host bought, and whether the host has them.
 //!
-//! **Problem.** A contract names bits or packets; a worker meters cycles; and a guarantee is worth
-//! something only if all of them together fit. **Source.** C2QoS §III-D, §IV; the arithmetic is
-//! `penstock_qos`'s (`cost_model`, `admission`). **Rule.** A port's `cycles` wins over its
-//! `contract`, by the model otherwise. Its frames are looked up in the rules that apply to it; a
-//! tag is put in if an uplink carries its access VLAN. The VMs of the host are its tenants' ports,
-//! the I/O cores its workers. What does not fit is refused as a whole, with the nearest that
-//! would.
+//! # Problem
+//! A contract names bits or packets, but a worker meters cycles. A guarantee has a value only if
+//! all guarantees together fit.
 //!
-//! `penstock host check` prints it, and the running host makes its entitlements by it.
+//! # Source
+//! C2QoS §III-D, §IV. The arithmetic is in `penstock_qos` (`cost_model`, `admission`).
+//!
+//! # Approach
+//! A port's `cycles` takes precedence over its `contract`, which the model turns into cycles. The
+//! cost of a frame includes the rules that apply to the port, and a tag if an uplink carries the
+//! port's access VLAN. The VMs of the model are the tenants' ports, and its I/O cores are the
+//! workers. A plan that does not fit is refused as a whole, with the nearest plan that would fit.
+//!
+//! `penstock host check` prints the plan, and the running host derives its entitlements from it.
 
 mod depths;
 mod text;
@@ -30,27 +35,28 @@ use penstock_qos::learner::Terms;
 use penstock_units::{BitsPerSecond, CyclesPerSecond, PortId, QueueId, TscRate};
 
 use crate::config::{self, Action, ConfigError, ConfigErrors, ContractRate, HostConfig, Port};
-use crate::host::switch::home;
+use crate::host::data_path::home;
 use crate::snapshot::IdTable;
 
-/// `cycles` and `contract` may differ by this part before it is told.
+/// Relative difference between `cycles` and `contract` from which on there is a warning.
 const DISAGREE: f64 = 0.1;
-/// The counter may differ from the one the model was measured with by this part.
+/// Relative difference between this machine's counter and the model's from which on there is a
+/// warning.
 const TSC_DIFFERS: f64 = 0.01;
 
-/// Where a port's cycles come from.
+/// Source of a port's cycles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Basis {
-    /// It bought none.
+    /// The port bought none.
     None,
-    /// Its `cycles`.
+    /// The port's `cycles`.
     Cycles,
-    /// Its `contract`, by the model.
+    /// The port's `contract`, by the model.
     Contract,
 }
 
 impl Basis {
-    /// In listings.
+    /// Name in listings.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -64,41 +70,39 @@ impl Basis {
 /// A port's part of the plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortPlan {
-    /// Its name.
     pub name: String,
-    /// Its number.
     pub id: PortId,
-    /// What it bought.
+    /// The port's contract.
     pub contract: Option<Contract>,
-    /// What its frames are taken to be.
+    /// Declared traffic of the port.
     pub profile: Profile,
     /// Cycles per frame by the model, coefficients included.
     pub cost: Option<f64>,
-    /// How far the measurements behind `cost` spread, as a part of it.
+    /// Spread of the measurements of `cost`, as a part of `cost`.
     pub uncertainty: f64,
-    /// What it is entitled to.
+    /// Entitled cycles per second.
     pub cycles: CyclesPerSecond,
-    /// Why.
+    /// Source of `cycles`.
     pub basis: Basis,
-    /// What it bought of the link.
+    /// The part of the link that the port bought.
     pub bandwidth: BitsPerSecond,
-    /// The workers that have its queue pairs.
+    /// Workers that own the port's queue pairs.
     pub workers: WorkerSet,
-    /// `cycles` over what one worker has.
+    /// `cycles` as a part of one worker's capacity.
     pub share: f64,
-    /// What a batch of its frames should cost.
+    /// Expected cost of a batch of the port's frames.
     pub price: BatchPrice,
-    /// What it is sure of under a policy that guarantees nothing, on all its workers together;
-    /// beyond that it has a part by weight of what others leave. 0: nobody can keep it from its
-    /// turn, or its policy guarantees `cycles`.
+    /// Cycles per second that the port has at least under a policy without guarantees, on all its
+    /// workers together. Beyond that it has a weighted share of spare cycles. 0: no other port can
+    /// keep it from its turn, or its policy guarantees `cycles`.
     pub floor: CyclesPerSecond,
-    /// What its largest batches cost where it is of the worker's first class, and where it is not;
-    /// `None` without a model.
+    /// Cost of the port's largest batches if the port is in the worker's first class, and if it is
+    /// not; `None` without a model.
     pub batches: Option<[Batches; 2]>,
 }
 
 impl PortPlan {
-    /// What learning begins with; `None` for a port that claims nothing.
+    /// Initial terms of the learner; `None` for a port without a claim.
     #[must_use]
     pub fn terms(&self) -> Option<Terms> {
         let learns = self.basis == Basis::Contract;
@@ -111,54 +115,54 @@ impl PortPlan {
     }
 }
 
-/// See the module's text.
+/// The plan of a configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
-    /// Every port, in the order of the configuration.
+pub struct CapacityPlan {
+    /// Ports in the order of the configuration.
     pub ports: Vec<PortPlan>,
-    /// What each worker has.
+    /// Capacity of each worker.
     pub capacity: Vec<CyclesPerSecond>,
-    /// What the links of all uplinks carry together; `None` if none says so.
+    /// Rate of all uplinks together; `None` if no uplink has a `link`.
     pub link: Option<BitsPerSecond>,
-    /// Both rules.
+    /// Result of admission for cycles and link.
     pub admission: Admission,
-    /// Why it is refused, in words; empty if it is not.
+    /// Reasons for a refusal; empty if the plan fits.
     pub refusals: Vec<ConfigError>,
-    /// What deserves a look.
+    /// Warnings of a plan that fits.
     pub warnings: Vec<Warning>,
 }
 
-impl Plan {
-    /// What a port may have and costs, if it is known.
+impl CapacityPlan {
+    /// The plan of a port.
     #[must_use]
     pub fn port(&self, name: &str) -> Option<&PortPlan> {
         self.ports.iter().find(|port| port.name == name)
     }
 }
 
-/// What a plan is made of.
+/// Input of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Planner<'a> {
-    /// The configuration, checked.
+    /// The checked configuration.
     pub config: &'a HostConfig,
-    /// The model that `[model] file` names.
+    /// The model of `[model] file`.
     pub model: Option<&'a Arc<CostModel>>,
-    /// The ports' numbers.
+    /// Numbers of the ports.
     pub ids: &'a IdTable,
-    /// Workers that run, or are to run.
+    /// Number of workers.
     pub workers: usize,
-    /// This machine's counter.
+    /// Rate of this machine's time-stamp counter.
     pub tsc: TscRate,
 }
 
 impl Planner<'_> {
-    /// The plan; [`Plan::refusals`] says whether it may be carried out.
+    /// The plan. It must not be carried out if it has [`CapacityPlan::refusals`].
     #[must_use]
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> CapacityPlan {
         let whole = CyclesPerSecond(self.tsc.hz());
         let each = self.config.worker.capacity.map_or(whole, |capacity| capacity.0);
         let capacity = vec![each.min(whole); self.workers.min(admission::WORKERS_MAX)];
-        let mut plan = Plan { capacity, link: self.link(), ..Plan::default() };
+        let mut plan = CapacityPlan { capacity, link: self.link(), ..CapacityPlan::default() };
         self.look_at_model(each, &mut plan);
         plan.warnings.extend(depths::warnings(self.config));
         for port in &self.config.ports {
@@ -181,9 +185,9 @@ impl Planner<'_> {
         plan
     }
 
-    /// What ports are sure of that no policy guarantees anything, where classes come first and
-    /// others bought cycles. The workers do the same sum for themselves.
-    fn floors(&self, plan: &mut Plan) {
+    /// Computes the floors of ports without guarantees, for schedules by class and workers with
+    /// sold cycles. The workers compute the same floors.
+    fn floors(&self, plan: &mut CapacityPlan) {
         if self.config.worker.schedule != config::Schedule::Hbs {
             return;
         }
@@ -204,13 +208,13 @@ impl Planner<'_> {
         }
     }
 
-    /// The uplinks that say what they carry, together.
+    /// The rate of all uplinks with a `link` together.
     fn link(&self) -> Option<BitsPerSecond> {
         let links = self.config.ports.iter().filter_map(|port| port.link);
         links.map(|link| link.0).reduce(|a, b| BitsPerSecond(a.0.saturating_add(b.0)))
     }
 
-    fn look_at_model(&self, each: CyclesPerSecond, plan: &mut Plan) {
+    fn look_at_model(&self, each: CyclesPerSecond, plan: &mut CapacityPlan) {
         if each.0 > self.tsc.hz() {
             let text = format!(
                 "[worker]: capacity {each} is more than the core's {} cycles per second, which is \
@@ -240,7 +244,7 @@ impl Planner<'_> {
         Deployment { vms: number(vms), cores: number(self.workers), numa_remote: false }
     }
 
-    fn port(&self, port: &Port, each: CyclesPerSecond, plan: &mut Plan) -> PortPlan {
+    fn port(&self, port: &Port, each: CyclesPerSecond, plan: &mut CapacityPlan) -> PortPlan {
         let contract = port.contract.as_ref().map(contract_of);
         let mut profile = match &contract {
             Some(contract) => contract.profile(0, RingKind::Split),
@@ -288,7 +292,7 @@ impl Planner<'_> {
         entry
     }
 
-    /// Rules that its frames are looked up in.
+    /// The rules that apply to the port's frames.
     fn rules(&self, port: &Port) -> u32 {
         let applies = |rule: &&config::Rule| match (&rule.port, &rule.tenant) {
             (Some(name), _) => *name == port.name,
@@ -299,7 +303,7 @@ impl Planner<'_> {
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    /// What is done to its frames on their way out of the host.
+    /// The actions on the port's frames when they leave the host.
     fn work(&self, port: &Port) -> Vec<Work> {
         let mut work = Vec::new();
         let uplinks = || self.config.ports.iter().filter(|port| port.tenant.is_none());
@@ -321,22 +325,21 @@ impl Planner<'_> {
     }
 }
 
-/// A configuration file, checked, with its plan on this machine.
+/// A checked configuration file with its plan on this machine.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// The configuration.
     pub config: HostConfig,
-    /// The model that it names.
+    /// The configuration's model.
     pub model: Option<Arc<CostModel>>,
-    /// What the plan says, refusals included.
-    pub plan: Plan,
+    /// The plan, possibly with refusals.
+    pub plan: CapacityPlan,
 }
 
 impl Checked {
-    /// Reads a configuration file and its model, and plans.
+    /// Reads a configuration file and its model, and plans them.
     ///
     /// # Errors
-    /// All mistakes of the file that is read first and has any.
+    /// All mistakes of the first file that has any.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
         let text = config::read_file(path)?;
         let file = path.display().to_string();
@@ -362,13 +365,12 @@ impl Checked {
     }
 }
 
-/// Whether the port's policy guarantees cycles.
 fn is_metered(port: &Port) -> bool {
     use config::IngressPolicy::{CyclesMinmax, CyclesStrict};
     matches!(port.ingress_policy, CyclesStrict | CyclesMinmax)
 }
 
-/// A contract in the model's words.
+/// A contract in the model's terms.
 fn contract_of(contract: &config::Contract) -> Contract {
     Contract {
         rate: match contract.rate {

@@ -58,7 +58,7 @@ fn model() -> Arc<CostModel> {
     Arc::new(config::parse_model(&model_toml(), "model.toml").unwrap())
 }
 
-fn plan_of(text: &str, model: Option<&Arc<CostModel>>, workers: usize) -> Plan {
+fn plan_of(text: &str, model: Option<&Arc<CostModel>>, workers: usize) -> CapacityPlan {
     let head = "[host]\nname = \"h\"\n";
     let config = config::parse(&format!("{head}{text}"), "").unwrap();
     let ids = IdTable::default().next(&config);
@@ -75,12 +75,12 @@ fn port(name: &str, more: &str) -> String {
 
 const RED: &str = "[[tenant]]\nname = \"red\"\n";
 
-fn texts(plan: &Plan) -> Vec<&str> {
+fn texts(plan: &CapacityPlan) -> Vec<&str> {
     plan.warnings.iter().map(|warning| warning.text.as_str()).collect()
 }
 
 /// `vm` bought cycles in class 3; what `other` and the schedule say is warned of.
-fn beside_a_buyer(schedule: &str, other: &str) -> Plan {
+fn beside_a_buyer(schedule: &str, other: &str) -> CapacityPlan {
     let worker = format!("[worker]\nschedule = \"{schedule}\"\n");
     let class = if schedule == "hbs" { "priority = 3" } else { "" };
     let bought = format!("cycles = \"1G\"\ningress_policy = \"cycles-minmax\"\n{class}");

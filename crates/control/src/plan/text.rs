@@ -1,17 +1,17 @@
-//! A plan's refusals and warnings, in words.
+//! Texts of a plan's refusals and warnings.
 
 use penstock_qos::admission::{Excess, Remedy};
 use penstock_qos::cost_model::Rate;
 use penstock_units::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond};
 
-use super::{Basis, Plan, is_metered, to_f64};
+use super::{Basis, CapacityPlan, is_metered, to_f64};
 use crate::config::{ConfigError, Port};
 
 fn refusal(object: String, problem: String, remedy: String) -> ConfigError {
     ConfigError { file: String::new(), line: 0, column: 0, object, problem, remedy }
 }
 
-/// A contract, a policy that needs cycles, and nothing to make them by.
+/// A contract under a policy that needs cycles, without a model.
 pub(super) fn no_model(port: &Port) -> ConfigError {
     let object = format!("port {:?}", port.name);
     let problem = "its contract cannot become cycles without a cost model".to_owned();
@@ -19,13 +19,13 @@ pub(super) fn no_model(port: &Port) -> ConfigError {
     refusal(object, problem, remedy.to_owned())
 }
 
-/// `cycles` wins; that it is not what the contract needs is worth a word.
+/// Warns if `cycles` differs from what the contract needs.
 pub(super) fn compare(
     port: &Port,
     cycles: CyclesPerSecond,
     modelled: Option<CyclesPerSecond>,
     part: f64,
-    plan: &mut Plan,
+    plan: &mut CapacityPlan,
 ) {
     let (Some(_), Some(modelled)) = (port.cycles, modelled) else { return };
     let (set, needed) = (to_f64(cycles.0), to_f64(modelled.0));
@@ -41,8 +41,8 @@ pub(super) fn compare(
     }
 }
 
-/// Something was sold that no policy guarantees.
-pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut Plan) {
+/// Warns about a sale that no policy guarantees.
+pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut CapacityPlan) {
     if basis != Basis::None && !is_metered(port) {
         let text = format!(
             "port {}: it bought cycles and its `ingress_policy` is {}: nothing guarantees them; \
@@ -53,8 +53,8 @@ pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut Plan) {
     }
 }
 
-/// What does not fit; `sellers` are the places of the claims' ports.
-pub(super) fn refusals(plan: &Plan, sellers: &[usize]) -> Vec<ConfigError> {
+/// The refusals of admission. `sellers` are the indices of the claims' ports.
+pub(super) fn refusals(plan: &CapacityPlan, sellers: &[usize]) -> Vec<ConfigError> {
     let mut all = Vec::new();
     if let Some(excess) = &plan.admission.link {
         let problem = format!(
@@ -88,7 +88,7 @@ fn workers_text<T>(excess: &Excess<T>) -> String {
     format!("{noun} {}", numbers.join(", "))
 }
 
-fn remedies(plan: &Plan, sellers: &[usize], remedies: &[Remedy], link: bool) -> String {
+fn remedies(plan: &CapacityPlan, sellers: &[usize], remedies: &[Remedy], link: bool) -> String {
     let port = |claim: usize| sellers.get(claim).and_then(|at| plan.ports.get(*at));
     let texts = remedies.iter().filter_map(|remedy| match remedy {
         Remedy::Move { claim, worker } => {
@@ -122,7 +122,7 @@ fn remedies(plan: &Plan, sellers: &[usize], remedies: &[Remedy], link: bool) -> 
     texts.collect::<Vec<String>>().join(", or ")
 }
 
-/// So many ten thousandths of it, rounded down to three digits.
+/// A part of `value` in ten thousandths, rounded down to three digits.
 fn down(of: u64, left_e4: u32) -> u64 {
     let left = u128::from(of) * u128::from(left_e4) / 10_000;
     let left = u64::try_from(left).unwrap_or(u64::MAX);
@@ -133,7 +133,7 @@ fn down(of: u64, left_e4: u32) -> u64 {
     left / unit * unit
 }
 
-/// Four digits and a suffix: `1.234G`.
+/// A number with four digits and a suffix, as in `1.234G`.
 fn short(value: u64) -> String {
     const SUFFIXES: [(&str, f64); 3] = [("G", 1e9), ("M", 1e6), ("k", 1e3)];
     let float = to_f64(value);

@@ -1,7 +1,7 @@
-//! Warnings about a plan that is not refused.
+//! Warnings about a plan that fits.
 //!
-//! **Rule.** Each warning names its ports. `host check` prints all warnings, a change prints the
-//! new ones, and `explain` prints those of its port.
+//! Each warning names its ports. `host check` prints all warnings, a change prints the new ones,
+//! and `explain` prints those of its port.
 
 use core::fmt;
 use std::path::Path;
@@ -10,25 +10,24 @@ use penstock_qos::admission::WorkerSet;
 use penstock_units::CyclesPerSecond;
 use serde::{Serialize, Serializer};
 
-use super::{Basis, Plan, Planner, PortPlan, is_metered, to_f64};
+use super::{Basis, CapacityPlan, Planner, PortPlan, is_metered, to_f64};
 use crate::config::{self, HostConfig, Port, Priority, Schedule, SocketMode};
 
-/// Cycles of a frame where no model says more: fewer than any frame cost that was measured.
+/// Cycles of a frame without a model: less than any measured cost.
 const FRAME_CYCLES_MIN: f64 = 100.0;
 /// Frames of a full batch.
 const BATCH: f64 = 32.0;
-/// Full batches a second that a port's cycles should be good for.
+/// Full batches per second for which a port's cycles should suffice.
 const BATCHES_MIN: f64 = 10.0;
 
-/// Ports that one warning names.
+/// Limit on ports that a warning names.
 const NAMED_MAX: usize = 4;
 
-/// A warning, its remedy included, and the ports that it is about.
+/// A warning with its remedy and its ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// By name; empty if it is about no port.
+    /// Names of the ports; empty if the warning is about no port.
     pub ports: Vec<String>,
-    /// In words.
     pub text: String,
 }
 
@@ -44,8 +43,8 @@ impl Serialize for Warning {
     }
 }
 
-impl Plan {
-    /// Keeps a warning about these ports.
+impl CapacityPlan {
+    /// Adds a warning about these ports.
     pub(super) fn warn<'a>(&mut self, ports: impl IntoIterator<Item = &'a str>, text: String) {
         let ports = ports.into_iter().map(str::to_owned).collect();
         self.warnings.push(Warning { ports, text });
@@ -58,8 +57,8 @@ impl Plan {
 }
 
 impl Planner<'_> {
-    /// What is wrong with classes, and with ports that no sum of admission counts.
-    pub(super) fn look_at_turns(&self, plan: &mut Plan) {
+    /// Warns about classes without effect, and about ports that admission does not count.
+    pub(super) fn look_at_turns(&self, plan: &mut CapacityPlan) {
         match self.config.worker.schedule {
             Schedule::RoundRobin => self.ignored_classes(plan),
             Schedule::Hbs => self.unsold_before_sold(plan),
@@ -67,7 +66,7 @@ impl Planner<'_> {
         self.uncounted(plan);
     }
 
-    fn ignored_classes(&self, plan: &mut Plan) {
+    fn ignored_classes(&self, plan: &mut CapacityPlan) {
         let asks = |port: &&Port| port.priority != Priority::default();
         for port in self.config.ports.iter().filter(asks) {
             let text = format!(
@@ -80,8 +79,8 @@ impl Planner<'_> {
         }
     }
 
-    /// A port that bought no cycles and has an earlier class than one that did.
-    fn unsold_before_sold(&self, plan: &mut Plan) {
+    /// Warns about ports without cycles in an earlier class than ports with cycles.
+    fn unsold_before_sold(&self, plan: &mut CapacityPlan) {
         for port in self.config.ports.iter().filter(|port| !is_metered(port)) {
             let buyers = self.buyers_beside(port, plan);
             let behind = buyers.iter().filter(|buyer| buyer.priority.0 > port.priority.0);
@@ -100,14 +99,14 @@ impl Planner<'_> {
         }
     }
 
-    /// Ports that share a worker with some that bought cycles and take turns as those do: what they
-    /// use is in no sum.
-    fn uncounted(&self, plan: &mut Plan) {
+    /// Warns about ports without cycles that take turns with ports with cycles on one worker:
+    /// admission does not count their use.
+    fn uncounted(&self, plan: &mut CapacityPlan) {
         let by_class = self.config.worker.schedule == Schedule::Hbs;
         let beside = |port: &&Port| {
             let classes = self.buyers_beside(port, plan).into_iter().map(|buyer| buyer.priority.0);
             match classes.max() {
-                // Of a later class it has what the buyers leave, and a small floor.
+                // In a later class it has spare cycles and a small floor.
                 Some(last) => !is_metered(port) && (!by_class || last == port.priority.0),
                 None => false,
             }
@@ -132,7 +131,7 @@ impl Planner<'_> {
     }
 
     /// The ports with cycles that share a worker with `port`.
-    fn buyers_beside(&self, port: &Port, plan: &Plan) -> Vec<&Port> {
+    fn buyers_beside(&self, port: &Port, plan: &CapacityPlan) -> Vec<&Port> {
         let workers = |name: &str| plan.port(name).map_or(WorkerSet::default(), |p| p.workers);
         let own = workers(&port.name);
         let buys = |other: &&Port| {
@@ -147,8 +146,8 @@ fn shares(some: WorkerSet, others: WorkerSet) -> bool {
     some.iter().any(|worker| others.contains(WorkerSet::one(worker)))
 }
 
-/// A policy that guarantees cycles, and none or too few to speak of.
-pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut Plan) {
+/// Warns about a policy that guarantees cycles on a port with none or too few.
+pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut CapacityPlan) {
     if !is_metered(port) {
         return;
     }
@@ -185,9 +184,9 @@ fn rounded(cycles: f64) -> u64 {
     cycles.round() as u64
 }
 
-/// What the configuration names and this machine does not have, which may come before the daemon
-/// does: attaching is refused until then.
-pub(super) fn missing_here(config: &HostConfig, plan: &mut Plan) {
+/// Warns about accounts and directories that this machine does not have. They may be created before
+/// the daemon starts. Until then ports cannot be attached.
+pub(super) fn missing_here(config: &HostConfig, plan: &mut CapacityPlan) {
     for port in &config.ports {
         let Some(config::Attachment::VhostUser(vhost)) = port.attachment() else { continue };
         if vhost.mode != SocketMode::Server {
@@ -208,7 +207,7 @@ pub(super) fn missing_here(config: &HostConfig, plan: &mut Plan) {
                 plan.warn([name], text);
             }
         }
-        // The daemon makes the directory of its own socket.
+        // The daemon creates the directory of its own socket.
         let dir = vhost.socket.parent().filter(|dir| Some(*dir) != config.host.socket.parent());
         if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
             let text = format!(

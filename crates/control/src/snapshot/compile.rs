@@ -1,4 +1,4 @@
-//! The compiler: a checked configuration to a snapshot.
+//! The compiler: it turns a checked configuration into a snapshot.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,65 +15,63 @@ use penstock_dataplane::schedule::{self, PortQos};
 use penstock_qos::cost_model::BatchPrice;
 use penstock_units::{Cycles, CyclesPerSecond, MacAddr, Vid};
 
+use super::egress_policers::{ReceivePolicers, SendPolicers};
 use super::ids::IdTable;
-use super::limits::{LimitTable, WatchedLink};
+use super::ingress_policers::{IngressPolicers, WatchedLink};
 use super::queues::QueueTable;
-use super::receiving::ReceiveTable;
 use super::rules::{Built, Scope, Targets, place_of, tables};
-use super::sending::SendTable;
 use super::streams::StreamTable;
 use crate::api::{QueueStatus, RtpStatus};
 use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, Tenant, port_vlans};
 
-/// A configured address, in the data path's numbers.
+/// A configured MAC address, with the data path's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StaticAddress {
-    /// Its network.
+    /// Number of the network.
     pub domain: u16,
-    /// The address.
     pub mac: MacAddr,
-    /// The port behind which it lives.
+    /// Number of the port behind which the address is.
     pub port: u16,
 }
 
-/// Compiles one configuration after the other; clone it to compile on trial.
+/// Compiles one configuration after another. A clone compiles without consequences.
 #[derive(Clone, Debug, Default)]
 pub struct Compiler {
     ids: IdTable,
     tables: BTreeMap<Scope, Built>,
-    /// Output sets by number; never shortened, so that tables that are kept stay right.
+    /// Output sets by number. They only grow, because kept tables refer to them.
     sets: Vec<Box<[u16]>>,
     statics: Vec<StaticAddress>,
-    limits: LimitTable,
+    ingress_policers: IngressPolicers,
     queues: QueueTable,
-    receiving: ReceiveTable,
-    sending: SendTable,
+    receive_policers: ReceivePolicers,
+    send_policers: SendPolicers,
     streams: StreamTable,
-    /// What ports bought, by number.
+    /// Entitlements by port number.
     bought: Vec<PortQos>,
-    /// Workers that count hits; 0 is 1.
+    /// Workers that count hits; 0 means 1.
     workers: usize,
-    /// What ports bought, by name.
+    /// Entitlements by port name.
     sold: BTreeMap<String, Sold>,
-    /// What is rung when frames came for a port, by its name.
+    /// Bells to ring when frames arrive for a port, by the port's name.
     bells: BTreeMap<String, VcpuBell>,
 }
 
-/// What a port bought, as the plan has it.
+/// A port's entitlement in the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sold {
-    /// What it is entitled to.
+    /// Entitled cycles per second.
     pub cycles: CyclesPerSecond,
-    /// What its batches should cost.
+    /// Expected cost of the port's batches.
     pub price: BatchPrice,
 }
 
 impl Compiler {
-    /// The snapshot for `config`, which [`crate::config::parse`] has checked.
+    /// The snapshot of `config`, which [`crate::config::parse`] must have checked.
     ///
     /// # Errors
-    /// The place of a rule in the configuration and why its table cannot be built; the compiler is
-    /// as before.
+    /// The index of a rule in the configuration, and why its table cannot be built. The compiler
+    /// stays unchanged.
     pub fn compile(
         &mut self,
         config: &HostConfig,
@@ -85,10 +83,10 @@ impl Compiler {
         let mut targets = Targets { port: &port, sets: &mut sets };
         let tables = tables(config, &mut targets, &self.tables, self.workers.max(1))?;
         let networks = Networks::new(config.tenants.iter().map(Some));
-        let limits = self.limits.next(config);
+        let ingress_policers = self.ingress_policers.next(config);
         let queues = self.queues.next(config);
-        let receiving = self.receiving.next(config);
-        let sending = self.sending.next(config);
+        let receive_policers = self.receive_policers.next(config);
+        let send_policers = self.send_policers.next(config);
         let streams = self.streams.next(config);
         let (sold, bells) = (&self.sold, &self.bells);
         let world = World {
@@ -96,10 +94,10 @@ impl Compiler {
             ids: &ids,
             tables: &tables,
             networks: &networks,
-            limits: &limits,
+            ingress_policers: &ingress_policers,
             queues: &queues,
-            receiving: &receiving,
-            sending: &sending,
+            receive_policers: &receive_policers,
+            send_policers: &send_policers,
             streams: &streams,
             sold,
             bells,
@@ -109,10 +107,10 @@ impl Compiler {
         self.statics = world.statics();
         self.ids = ids;
         self.tables = tables;
-        self.limits = limits;
+        self.ingress_policers = ingress_policers;
         self.queues = queues;
-        self.receiving = receiving;
-        self.sending = sending;
+        self.receive_policers = receive_policers;
+        self.send_policers = send_policers;
         self.streams = streams;
         let of = |policy: &Option<Arc<PortPolicy>>| policy.as_ref().map(|policy| policy.qos);
         self.bought = snapshot.ports.iter().map(|policy| of(policy).unwrap_or_default()).collect();
@@ -120,65 +118,66 @@ impl Compiler {
         Ok(Arc::new(snapshot))
     }
 
-    /// The last configuration compiled comes into use: queues keep its rates.
+    /// Puts the last compiled configuration into use: its rates and classes become those of the
+    /// queues.
     pub(crate) fn pace(&self, config: &HostConfig) {
         self.queues.pace(config, &self.ids);
     }
 
-    /// A compiler for this many workers: each counts a rule's hits on its own.
+    /// A compiler for `workers` workers. Each counts the hits of rules by itself.
     #[must_use]
     pub fn for_workers(workers: usize) -> Self {
         Self { workers, ..Self::default() }
     }
 
-    /// What ports bought, by name, for the next snapshot; others are entitled to their `cycles`.
+    /// Sets the entitlements by port name for the next snapshot. Other ports have their `cycles`.
     pub fn sell(&mut self, sold: BTreeMap<String, Sold>) {
         self.sold = sold;
     }
 
-    /// What is rung when frames came for a port, by its name, in the next snapshot.
+    /// Sets the bells by port name for the next snapshot.
     pub fn ring(&mut self, bells: BTreeMap<String, VcpuBell>) {
         self.bells = bells;
     }
 
-    /// The numbers of the last configuration compiled.
+    /// The numbers of the last compiled configuration.
     #[must_use]
     pub fn ids(&self) -> &IdTable {
         &self.ids
     }
 
-    /// The configured addresses of the last configuration compiled, rising.
+    /// The static addresses of the last compiled configuration, in ascending order.
     #[must_use]
     pub fn statics(&self) -> &[StaticAddress] {
         &self.statics
     }
 
-    /// What a port bought and its class, in the last configuration compiled.
+    /// The port's entitlement and class in the last compiled configuration.
     #[must_use]
     pub fn bought(&self, port: &str) -> PortQos {
         let id = self.ids.port(port).map(usize::from);
         id.and_then(|id| self.bought.get(id)).copied().unwrap_or_default()
     }
 
-    /// What is measured of a port's RTP streams, in the last configuration compiled.
+    /// The measurements of the port's RTP streams in the last compiled configuration.
     #[must_use]
     pub(crate) fn rtp(&self, port: &str) -> Vec<RtpStatus> {
         self.streams.read(port)
     }
 
-    /// What a port's queues by class counted, in the last configuration compiled.
+    /// The counters of the port's `wfq` queues in the last compiled configuration.
     #[must_use]
     pub(crate) fn queues(&self, port: &str) -> Vec<QueueStatus> {
         self.queues.read(port)
     }
 
-    /// The links of the last configuration compiled that are watched, by port.
+    /// The watched links of the last compiled configuration, by port.
     #[must_use]
     pub fn links(&self) -> &BTreeMap<String, WatchedLink> {
-        &self.limits.links
+        &self.ingress_policers.links
     }
 
-    /// What each rule has decided since its table was built, by its name.
+    /// Hits of each rule since its table was built, by rule name.
     #[must_use]
     pub fn hits(&self) -> HashMap<String, u64> {
         let mut hits = HashMap::new();
@@ -188,7 +187,7 @@ impl Compiler {
         hits
     }
 
-    /// What the tables that `next` does not share with this one have counted.
+    /// Hits in the tables that `next` does not share with this compiler.
     #[must_use]
     pub fn hits_left_behind(&self, next: &Self) -> HashMap<String, u64> {
         let mut hits = HashMap::new();
@@ -210,20 +209,19 @@ fn add_hits(built: &Built, hits: &mut HashMap<String, u64>) {
     }
 }
 
-/// All that a snapshot is made of.
+/// The parts of a snapshot.
 struct World<'a> {
     config: &'a HostConfig,
     ids: &'a IdTable,
     tables: &'a BTreeMap<Scope, Built>,
     networks: &'a Networks,
-    limits: &'a LimitTable,
+    ingress_policers: &'a IngressPolicers,
     queues: &'a QueueTable,
-    receiving: &'a ReceiveTable,
-    sending: &'a SendTable,
+    receive_policers: &'a ReceivePolicers,
+    send_policers: &'a SendPolicers,
     streams: &'a StreamTable,
     sold: &'a BTreeMap<String, Sold>,
     bells: &'a BTreeMap<String, VcpuBell>,
-    /// Whether any tenant has a code point.
     marks: bool,
 }
 
@@ -313,9 +311,10 @@ impl World<'_> {
             depth: port.depth.map(Cycles),
             price: self.sold.get(&port.name).map(|sold| sold.price).unwrap_or_default(),
         };
-        policy.limits = self.limits.of(&port.name);
-        policy.receive = self.receiving.of(&port.name);
-        policy.send = port.tenant.as_ref().and_then(|tenant| self.sending.of(tenant));
+        policy.ingress_policer = self.ingress_policers.of(&port.name);
+        policy.egress_policer = self.receive_policers.of(&port.name);
+        policy.tenant_policer =
+            port.tenant.as_ref().and_then(|tenant| self.send_policers.of(tenant));
         policy.rtp = self.streams.of(&port.name);
         policy.watched = port.link.is_some();
         policy.queue = self.queues.of(&port.name);
@@ -364,8 +363,8 @@ impl World<'_> {
         all
     }
 
-    /// The addresses bound to ports: nobody else may claim one, and what is sent to one need not
-    /// be flooded before its owner has spoken.
+    /// The MAC addresses that are bound to ports. No other port may use such an address, and frames
+    /// to it need no flood before its owner has sent a frame.
     fn bound(&self) -> Vec<StaticAddress> {
         let mut all = Vec::new();
         for port in self.config.ports.iter().filter(|port| !port.mac.is_empty()) {
@@ -384,8 +383,8 @@ fn vid(vlan: u16) -> Option<Vid> {
     Vid::new(u32::from(vlan)).ok()
 }
 
-/// A list that is given binds; of the IP addresses the families are bound together, so that a
-/// port bound to IPv4 addresses only may not speak IPv6.
+/// The source addresses that a port may use. A list of IP addresses binds both families: a port
+/// that is bound to IPv4 addresses only may not use IPv6.
 fn binding(port: &Port) -> Option<Binding> {
     let macs: Vec<MacAddr> = port.mac.iter().map(|mac| mac.0).collect();
     let (mut v4, mut v6) = (Vec::new(), Vec::new());

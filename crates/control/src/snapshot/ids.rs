@@ -1,4 +1,4 @@
-//! Numbers for names, stable for as long as the name lives.
+//! Numbers for names. A number lasts as long as its name exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hash;
@@ -14,10 +14,9 @@ pub struct IdTable {
 }
 
 impl IdTable {
-    /// The table for `config`: names that were there keep their number. A number given up by a
-    /// name that is gone is given to a new one only if there is no other below `limit`, so that
-    /// both snapshots around a change can be told apart; the table is as small as it can be
-    /// otherwise.
+    /// The table for `config`. Existing names keep their number. A removed name's number is used
+    /// again only if no other number below `limit` is free, so that the snapshots before and after
+    /// a change do not give one number two meanings. Otherwise the table is as small as possible.
     #[must_use]
     pub fn next(&self, config: &HostConfig) -> Self {
         let networks = Networks::new(config.tenants.iter().map(Some));
@@ -46,31 +45,31 @@ impl IdTable {
         self.tenants.get(name).copied()
     }
 
-    /// A network's number: that of its domain.
+    /// A network's number, which is that of its forwarding domain.
     #[must_use]
     pub fn network(&self, tenant: &str, vlan: u16) -> Option<u16> {
         self.networks.get(&(tenant.to_owned(), vlan)).copied()
     }
 
-    /// The port that has a number.
+    /// The name of the port with this number.
     #[must_use]
     pub fn port_name(&self, id: u16) -> Option<&str> {
         self.ports.iter().find(|(_, number)| **number == id).map(|(name, _)| name.as_str())
     }
 
-    /// Every network with its number: tenant, VLAN, number.
+    /// Each network as tenant, VLAN and number.
     pub fn networks(&self) -> impl Iterator<Item = (&str, u16, u16)> {
         self.networks.iter().map(|((tenant, vlan), id)| (tenant.as_str(), *vlan, *id))
     }
 
-    /// Every port with its number.
+    /// Each port with its number.
     pub fn ports(&self) -> impl Iterator<Item = (&str, u16)> {
         self.ports.iter().map(|(name, id)| (name.as_str(), *id))
     }
 }
 
-/// Numbers for `names`: kept, or the lowest never used by `old`, or the lowest of `old` that is
-/// free now.
+/// Numbers for `names`: the old number, else the lowest that `old` did not use, else the lowest
+/// free number of `old`.
 fn assign<K: Ord + Clone + Hash>(
     old: &BTreeMap<K, u16>,
     names: impl Iterator<Item = K>,

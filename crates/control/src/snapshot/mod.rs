@@ -1,20 +1,21 @@
-//! From a configuration to what the data path goes by.
+//! Turns a configuration into the snapshot that the data path uses.
 //!
-//! **Problem.** The worker knows numbers, the configuration names; numbers must not move when
-//! something else changes, or learned addresses and counters would belong to another port.
-//! **Rule.** [`IdTable`] gives every port, tenant and network a number for as long as its name
-//! lives; [`Compiler`] makes one immutable snapshot of the whole and keeps the rule tables whose
-//! rules did not change.
+//! # Problem
+//! The worker uses numbers, the configuration uses names. A number must not change when something
+//! else changes, or learned addresses and counters would belong to another port.
+//!
+//! # Approach
+//! [`IdTable`] gives each port, tenant and network a number that lasts as long as its name exists.
+//! [`Compiler`] builds one immutable snapshot and keeps the rule tables whose rules did not change.
 
 mod compile;
+mod egress_policers;
 mod ids;
-mod limits;
+mod ingress_policers;
 mod queues;
-mod receiving;
 pub(crate) mod rules;
-mod sending;
 mod streams;
 
 pub use compile::{Compiler, Sold, StaticAddress};
 pub use ids::IdTable;
-pub use limits::WatchedLink;
+pub use ingress_policers::WatchedLink;

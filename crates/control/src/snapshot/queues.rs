@@ -1,7 +1,7 @@
-//! Queues of outputs, which outlive a snapshot.
+//! Queues of outputs. They outlive a snapshot.
 //!
-//! **Rule.** A queue stays with its frames as long as only rates and weights change; one whose
-//! memory would be another is made anew.
+//! A queue and its frames stay while only rates and weights change. If the size of its memory
+//! changes, it is replaced.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use super::ids::IdTable;
 use crate::api::QueueStatus;
 use crate::config::{HostConfig, PORTS_MAX, TENANTS_MAX};
 
-/// All queues of a configuration, by port.
+/// The queues of a configuration, by port.
 #[derive(Clone, Debug, Default)]
 pub(super) struct QueueTable(BTreeMap<String, Arc<QueueHome>>);
 
 impl QueueTable {
-    /// The table for `config`; what did not change is taken over.
+    /// The queues for `config`. Unchanged ones are taken over.
     pub(super) fn next(&self, config: &HostConfig) -> Self {
         let queues = config.ports.iter().filter_map(|port| {
             let terms = port.queued()?;
@@ -32,7 +32,7 @@ impl QueueTable {
         Self(queues.collect())
     }
 
-    /// From now on these are the ones in use: they keep the rates and classes of `config`.
+    /// Puts these queues into use: their rates and classes become those of `config`.
     pub(super) fn pace(&self, config: &HostConfig, ids: &IdTable) {
         for port in &config.ports {
             if let (Some(terms), Some(home)) = (port.queued(), self.0.get(&port.name)) {
@@ -46,7 +46,7 @@ impl QueueTable {
         }
     }
 
-    /// What a port's queues by class counted; none of other ports.
+    /// Counters of the port's `wfq` queues; empty for other ports.
     pub(super) fn read(&self, port: &str) -> Vec<QueueStatus> {
         let of = |home: &Arc<QueueHome>| Some((Arc::clone(home), home.classes()));
         let Some((home, classes)) = self.0.get(port).and_then(of) else { return Vec::new() };
@@ -68,7 +68,6 @@ impl QueueTable {
         (0_u8..).zip(classes.weights()).map(status).collect()
     }
 
-    /// A port's queue.
     pub(super) fn of(&self, port: &str) -> Option<Arc<QueueHome>> {
         self.0.get(port).cloned()
     }

@@ -1,8 +1,8 @@
-//! Rules: from the configuration's to the data path's, and to tables.
+//! Translates the configuration's rules into those of the data path, and builds their tables.
 //!
-//! **Rule.** One rule becomes as many as its port ranges and address families need, at most
-//! [`EXPANSIONS_MAX`], all with its priority. A rule's number is its place in its table, so that
-//! between equal priorities the earlier in the file wins.
+//! One rule becomes as many as its port ranges and address families need, at most
+//! [`EXPANSIONS_MAX`], all with its priority. A rule's number is its index in its table, so that of
+//! equal priorities the first in the file wins.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::config::model::HostConfig;
 use crate::config::rule::{self, Action};
 use crate::config::vlan::Vlan;
 
-/// Most rules one configured rule becomes: its masks, for IPv4 and IPv6.
+/// Limit on the rules that one configured rule becomes: its masks, for IPv4 and IPv6.
 const EXPANSIONS_MAX: usize = 2 * RULE_MASKS_MAX;
 
-/// Where a table applies: to one port, one tenant, or all.
+/// Scope of a table: one port, one tenant, or all ports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Scope {
     Port(String),
@@ -40,21 +40,21 @@ impl Scope {
     }
 }
 
-/// A table, with what it was made of.
+/// A table with its source.
 #[derive(Clone, Debug)]
 pub(super) struct Built {
     pub(super) table: Arc<RuleTable>,
     rules: Vec<Rule>,
     cap: usize,
-    /// The configured rules, by their number.
+    /// Names of the configured rules by number.
     pub(super) names: Vec<String>,
 }
 
-/// Names for numbers, while rules are translated.
+/// Numbers of names while rules are translated.
 pub(super) struct Targets<'a> {
     /// A port's number.
     pub(super) port: &'a dyn Fn(&str) -> Option<u16>,
-    /// Output sets so far; a new one is appended.
+    /// Output sets. New ones are appended.
     pub(super) sets: &'a mut Vec<Box<[u16]>>,
 }
 
@@ -85,10 +85,10 @@ impl Targets<'_> {
     }
 }
 
-/// The tables of a configuration; those of `old` whose rules are the same are kept.
+/// Builds the tables of a configuration. Tables of `old` with the same rules are kept.
 ///
 /// # Errors
-/// The place of a rule in the configuration and what is wrong with its table.
+/// The index of a rule in the configuration, and what is wrong with its table.
 pub(super) fn tables(
     config: &HostConfig,
     targets: &mut Targets<'_>,
@@ -118,7 +118,7 @@ pub(super) fn tables(
     Ok(built)
 }
 
-/// The rules that do not make a table, by their place in the configuration, and why.
+/// The rules for which no table can be built, by index in the configuration, and why.
 pub(crate) fn check_rules(config: &HostConfig) -> Vec<(usize, String)> {
     let numbers: BTreeMap<&str, u16> =
         config.ports.iter().zip(0..).map(|(port, id)| (port.name.as_str(), id)).collect();
@@ -138,7 +138,7 @@ fn by_scope(config: &HostConfig) -> BTreeMap<Scope, Vec<usize>> {
     scopes
 }
 
-/// The rule to name for a table's error: the one it names, or the table's last.
+/// The index of the rule that a table's error names, else of the table's last rule.
 fn culprit(error: &RuleTableError, members: &[usize]) -> usize {
     let place = match error {
         RuleTableError::Match { id, .. } => place_of(*id),
@@ -147,12 +147,12 @@ fn culprit(error: &RuleTableError, members: &[usize]) -> usize {
     members.get(place).copied().unwrap_or(0)
 }
 
-/// A data-path rule's number: its configured rule's place and which of its expansions it is.
+/// The number of a rule in the data path: index of the configured rule, and of its expansion.
 fn number(place: usize, expansion: usize) -> u32 {
     u32::try_from(place * EXPANSIONS_MAX + expansion).unwrap_or(u32::MAX)
 }
 
-/// The place that [`number`] was made of.
+/// The index in [`number`].
 pub(super) fn place_of(id: u32) -> usize {
     usize::try_from(id).unwrap_or(usize::MAX) / EXPANSIONS_MAX
 }
@@ -206,7 +206,7 @@ fn matches(matching: &rule::Match) -> Vec<Match> {
     all
 }
 
-/// The Ethernet types a match is for: the data path wants one beside whatever only IP has.
+/// The Ethernet types of a match. The data path requires one for fields that only IP has.
 fn families(matching: &rule::Match) -> Vec<Option<u16>> {
     let (v4, v6) = (Some(EtherType::IPV4.0), Some(EtherType::IPV6.0));
     let addressed = matching.src.is_some() || matching.dst.is_some();

@@ -1,4 +1,4 @@
-//! The RTP streams that are measured, which outlive a snapshot.
+//! Measurements of RTP streams. They outlive a snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use penstock_dataplane::egress::rtp::{RtpReading, RtpStreams};
 use crate::api::RtpStatus;
 use crate::config::HostConfig;
 
-/// UDP ports with their clocks, and what is measured there.
+/// UDP ports with their clock rates, and the measurements.
 type Marked = (Vec<(u16, u32)>, Arc<RtpStreams>);
 
-/// What is marked, by port.
+/// Measured streams by port.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StreamTable(BTreeMap<String, Marked>);
 
 impl StreamTable {
-    /// The table for `config`; what did not change is taken over.
+    /// The streams for `config`. Unchanged ones are taken over.
     pub(super) fn next(&self, config: &HostConfig) -> Self {
         let ports = config.ports.iter().filter(|port| !port.rtp.is_empty()).map(|port| {
             let marked = port.measured();
@@ -28,12 +28,11 @@ impl StreamTable {
         Self(ports.collect())
     }
 
-    /// A port's.
     pub(super) fn of(&self, port: &str) -> Option<Arc<RtpStreams>> {
         self.0.get(port).map(|(_, streams)| Arc::clone(streams))
     }
 
-    /// What was measured at a port.
+    /// The measurements at a port.
     pub(super) fn read(&self, port: &str) -> Vec<RtpStatus> {
         let status = |r: RtpReading| RtpStatus {
             udp_port: r.udp_port,

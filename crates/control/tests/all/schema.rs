@@ -4,14 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use penstock_control::config::fabric::{
-    load_controller, load_topology, parse_tenants, parse_topology,
-};
 use penstock_control::config::{SCHEMAS, parse, schema};
+use penstock_testing::json_schema;
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde_json::{Value, json};
 
-use crate::json_schema;
 use crate::wrong;
 
 /// Whether an editor that goes by the schema marks nothing in a host's file.
@@ -69,15 +66,14 @@ fn the_schemas_are_strict() {
     }
 }
 
-/// The kind of a file by its tables.
-fn kind(file: &Value) -> &'static str {
+/// The kind of a file by its tables; `None` for the controller's files, which have their own test.
+fn kind(file: &Value) -> Option<&'static str> {
     let has = |table: &str| file.get(table).is_some();
     match () {
-        () if has("host") => "host",
-        () if has("controller") => "controller",
-        () if has("vcpu") => "vcpu",
-        () if has("fabric") => "fabric",
-        () if has("tenant") => "tenants",
+        () if has("host") => Some("host"),
+        () if has("controller") => None,
+        () if has("vcpu") => Some("vcpu"),
+        () if has("fabric") || has("tenant") => None,
         () => panic!("a file of no kind: {file}"),
     }
 }
@@ -96,14 +92,10 @@ fn every_example_is_right() {
                 _ => panic!("{name}: nothing looks at files of this kind"),
             }
             let text = std::fs::read_to_string(&path).expect("readable");
-            let kind = kind(&toml_edit::de::from_str(&text).expect("TOML"));
-            let wrong = match kind {
-                "host" => parse(&text, &name).err(),
-                "controller" => load_controller(&path).err(),
-                "fabric" => load_topology(&path).err(),
-                // Read with a datacenter, in `fabric_files.rs`; by the scheduler, in its tests.
-                _ => None,
-            };
+            let file = toml_edit::de::from_str(&text).expect("TOML");
+            let Some(kind) = kind(&file) else { continue };
+            // The scheduler's tests read the other kind, `vcpu`.
+            let wrong = if kind == "host" { parse(&text, &name).err() } else { None };
             assert!(wrong.is_none(), "{wrong:?}");
             assert!(passes(kind, &text), "{name} is refused by the schema");
             *kinds.entry(kind).or_default() += 1;
@@ -112,30 +104,12 @@ fn every_example_is_right() {
     assert!(SCHEMAS.iter().all(|(kind, _)| kinds.contains_key(kind)), "{kinds:?}");
 }
 
-/// A key of a fabric's file is in backticks, mostly with its table.
 #[test]
-fn every_key_of_the_other_files_is_documented() {
-    for (kind, docs) in [
-        ("controller", "docs/controller.md"),
-        ("fabric", "docs/fabric.md"),
-        ("tenants", "docs/fabric.md"),
-        ("vcpu", "docs/configuration.md"),
-    ] {
-        let text = std::fs::read_to_string(root().join(docs)).expect(docs);
-        let code: Vec<&str> = text.split('`').skip(1).step_by(2).collect();
-        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        for key in keys(&of_kind(kind)) {
-            let named = |code: &&str| code.split(|c| !is_word(c)).any(|word| word == key);
-            assert!(code.iter().any(named), "{kind}: `{key}` is not in {docs}");
-        }
-    }
-}
-
-fn keys(schema: &Value) -> Vec<String> {
-    let tables = schema["$defs"].as_object().into_iter().flat_map(|defs| defs.values());
-    let tables = [schema].into_iter().chain(tables);
-    let keys = tables.filter_map(|table| table["properties"].as_object());
-    keys.flat_map(|keys| keys.keys().cloned()).collect()
+fn every_key_of_the_scheduler_is_documented() {
+    let docs = "docs/configuration.md";
+    let text = std::fs::read_to_string(root().join(docs)).expect(docs);
+    let missing = json_schema::undocumented(&of_kind("vcpu"), &text);
+    assert!(missing.is_empty(), "not in {docs}: {missing:?}");
 }
 
 #[test]
@@ -143,7 +117,7 @@ fn every_key_is_documented() {
     let documentation = std::fs::read_to_string(root().join("docs/configuration.md"))
         .expect("docs/configuration.md");
     let schema: Value = serde_json::from_str(&schema()).expect("a schema");
-    let missing: Vec<String> = keys(&schema)
+    let missing: Vec<String> = json_schema::keys(&schema)
         .into_iter()
         .filter(|key| {
             !documentation.contains(&format!("`{key}`"))
@@ -332,144 +306,18 @@ fn the_schema_accepts_what_is_right() {
     }
 }
 
-const TREE: &str = "[fabric]\nname = \"dc\"\n[servers]\nslots = 4\n[[tier]]\nfan_out = 2\n";
-const TIER: &str = "[fabric]\n[servers]\nslots = 4\n[[tier]]\nfan_out = 2\nrate = \"1G\"\n";
-const STORE: &str = "[controller]\ntopology = \"fabric.toml\"\n[store]\npath = \"s\"\n";
-const SWITCH: &str = "[controller]\ntopology = \"fabric.toml\"\n[store]\npath = \"s\"\n[[switch]]\n\
-    name = \"rack-0\"\ninterfaces = { server-0 = [\"a\"], server-1 = [\"b\"] }\n";
-const CONTROLLER: &str = "[store]\npath = \"s\"\n[[switch]]\nname = \"rack-0\"\ndriver = \"sim\"\n\
-    [controller]\ntopology = \"fabric.toml\"\n";
-const TENANT: &str = "[[tenant]]\nname = \"t\"\n";
 const CPUS: &str = "[vcpu]\ncpus = [1]\n";
 const CLOCK: &str = "[vcpu]\ncpus = [1]\n[[vm]]\nname = \"a\"\n";
 
-/// Of files of other kinds: what is right, and one mistake each, each after the text before it.
-type Cases = (&'static str, &'static str, &'static [&'static str], &'static [&'static str]);
-const OTHERS: &[Cases] = &[
+/// A text, what may be appended to it, and one mistake each that may not.
+type Cases = (&'static str, &'static [&'static str], &'static [&'static str]);
+const VCPU: &[Cases] = &[
     (
-        "fabric",
-        TREE,
-        &["rate = \"10G\"", "uplinks = 2\nrate = 5"],
-        &[
-            "uplinks = 2",
-            "rate = \"1G\"\noversubscription = 2",
-            "rate = \"fast\"",
-            "rate = \"1G\"\nuplinks = 0",
-            "rate = \"1G\"\n[[server]]\nname = \"a\"\nslots = 1",
-            "rate = \"1G\"\ncolour = 1",
-        ],
-    ),
-    (
-        "fabric",
-        TIER,
-        &[
-            "[[tier]]\nfan_out = 2\noversubscription = 2.5",
-            "[[out]]\nnode = \"server-0\"\nstate = \"failed\"",
-        ],
-        &[
-            "[[tier]]\nfan_out = 2\noversubscription = 0",
-            "[[tier]]\nfan_out = 0\nrate = \"1G\"",
-            "[[out]]\nnode = \"server-0\"\nstate = \"gone\"",
-            "[tenant]",
-        ],
-    ),
-    (
-        "fabric",
-        "[servers]\nslots = 4\n[[tier]]\nfan_out = 2\nrate = \"1G\"\n[fabric]\n",
-        &["headroom_pct = 12.5", "headroom_pct = 10\nqueue_weight = 1", "reserved_queues = 2"],
-        &["queues = 1", "queues = 65", "headroom_pct = 101", "queue_weight = 1.5", "name = 5"],
-    ),
-    (
-        "tenants",
-        TENANT,
-        &[
-            "vms = 4\nrate = \"1M\"",
-            "vms = 4\nsend = \"1M\"\nrecv = \"2M\"\nmost_per_rack = 2\nnear_in = \"pod\"",
-            "[[tenant.class]]\nvms = 1\nrate = \"1M\"",
-        ],
-        &[
-            "vms = 4",
-            "rate = \"1M\"",
-            "vms = 0\nrate = \"1M\"",
-            "vms = 4\nsend = \"1M\"",
-            "vms = 4\nrate = \"1M\"\nsend = \"1M\"",
-            "vms = 4\nrate = \"1M\"\nleast_racks = 0",
-            "vms = 4\nrate = \"1M\"\napart_in = \"row\"",
-            "vms = 4\n[[tenant.class]]\nvms = 1\nrate = \"1M\"",
-            "[[tenant.class]]\nvms = 1\nrecv = \"1M\"",
-        ],
-    ),
-    (
-        "controller",
-        CONTROLLER,
-        &["agents = \"127.0.0.1:7443\"\npage = \"[::1]:80\"", "verify_every = 0"],
-        &[
-            "interval_ms = 99",
-            "answer_ms = 60001",
-            "report_ms = 49",
-            "agents = \"localhost:7443\"",
-            "page = 80",
-            "connections_per_certificate = 0",
-            "[tls]\nca = \"a\"",
-            "[binding]\nmap = \"other\"",
-            "[binding]\ndrain_ms = 10001",
-            "[binding]\nreserved_code_points = [64]",
-        ],
-    ),
-    (
-        "controller",
-        "[controller]\ntopology = \"fabric.toml\"\n[[switch]]\nname = \"rack-0\"\n\
-        driver = \"sim\"\n",
-        &["[store]\npath = \"s\"", "[store]\nendpoints = [\"http://[::1]:2379\"]"],
-        &[
-            "",
-            "[store]",
-            "[store]\npath = \"s\"\nendpoints = [\"e\"]",
-            "[store]\nendpoints = [\"e\"]\n\
-             tls = { ca = \"a\", cert = \"b\", key = \"c\", crl = \"d\" }",
-        ],
-    ),
-    ("controller", STORE, &[], &["[switch]", "[[switch]]\nname = \"rack-0\""]),
-    (
-        "controller",
-        SWITCH,
-        &[
-            "driver = \"sim\"",
-            "driver = \"linux-tc\"\nnetns = \"n\"",
-            "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\nclasses = 8\n\
-             references = \"bracketed\"\npassword_file = \"p\"",
-            "driver = \"penstock\"\naddress = \"unix:///run/a.sock\"",
-            "driver = \"penstock\"\naddress = \"h:1\"\n\
-             tls = { ca = \"a\", cert = \"b\", key = \"c\" }",
-            "driver = \"gnmi\"\naddress = \"h:1\"\ntls = { ca = \"a\" }\nuser = \"u\"\n\
-             password_file = \"p\"",
-        ],
-        &[
-            "driver = \"other\"",
-            "driver = \"sim\"\nnetns = \"n\"",
-            "driver = \"linux-tc\"\naddress = \"h:1\"",
-            "driver = \"sonic-configdb\"",
-            "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\nclasses = 1",
-            "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\nuser = \"u\"",
-            "driver = \"penstock\"\naddress = \"h:1\"",
-            "driver = \"penstock\"\naddress = \"h:1\"\ntls = { ca = \"a\" }",
-            "driver = \"penstock\"\naddress = \"unix://run/a.sock\"",
-            "driver = \"penstock\"\naddress = \"unix:///run/a.sock\"\n\
-             tls = { ca = \"a\", cert = \"b\", key = \"c\" }",
-            "driver = \"gnmi\"\naddress = \"h\"",
-            "driver = \"gnmi\"\naddress = \"h:1\"\nuser = \"u\"",
-            "driver = \"gnmi\"\naddress = \"h:1\"\nuser = \"u\"\npassword_file = \"p\"",
-            "driver = \"gnmi\"\naddress = \"h:1\"\ntls = { ca = \"a\", cert = \"b\" }",
-        ],
-    ),
-    (
-        "vcpu",
         CPUS,
         &["run_dir = \"/run/v\"\ndeadlines_max = 70"],
         &["run_dir = \"v\"", "deadlines_max = 101", "cpu = 1", "[[vm]]\nname = \"a\"", "[host]"],
     ),
     (
-        "vcpu",
         CLOCK,
         &[
             "pid = 1",
@@ -492,9 +340,8 @@ const OTHERS: &[Cases] = &[
     ),
 ];
 
-/// What the program says of a file of this kind; nothing if it takes it. `folder` has a datacenter,
-/// `fabric.toml`.
-fn refuses(kind: &str, text: &str, folder: &Path) -> Option<String> {
+/// What the program says of a scheduler's file; nothing if it takes it.
+fn refuses(text: &str) -> Option<String> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Vcpus {
@@ -502,49 +349,20 @@ fn refuses(kind: &str, text: &str, folder: &Path) -> Option<String> {
         #[serde(default)]
         vm: Vec<VmTable>,
     }
-    match kind {
-        "fabric" => parse_topology(text, "f").err().map(|errors| errors.to_string()),
-        "tenants" => {
-            let fabric = load_topology(&folder.join("fabric.toml")).expect("a datacenter");
-            let tenants = parse_tenants(text, "t", &fabric.topology, &[]);
-            tenants.err().map(|errors| errors.to_string())
+    match toml_edit::de::from_str::<Vcpus>(text) {
+        Ok(file) => {
+            let vms = file.vm.iter().flat_map(VmTable::mistakes);
+            let mut all = file.vcpu.mistakes().into_iter().chain(vms);
+            all.next().map(|mistake| mistake.to_string())
         }
-        "controller" => {
-            let path = folder.join("controller.toml");
-            std::fs::write(&path, text).expect("writable");
-            load_controller(&path).err().map(|errors| errors.to_string())
-        }
-        _ => match toml_edit::de::from_str::<Vcpus>(text) {
-            Ok(file) => {
-                let vms = file.vm.iter().flat_map(VmTable::mistakes);
-                let mut all = file.vcpu.mistakes().into_iter().chain(vms);
-                all.next().map(|mistake| mistake.to_string())
-            }
-            Err(error) => Some(error.to_string()),
-        },
+        Err(error) => Some(error.to_string()),
     }
 }
 
 #[test]
-fn the_other_schemas_agree_with_the_program() {
-    let folder = std::env::temp_dir().join(format!("penstock-schema-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    std::fs::write(folder.join("fabric.toml"), TIER).expect("writable");
-    let mut differ = Vec::new();
-    for (kind, base, right, wrong) in OTHERS {
-        for text in right.iter().map(|more| format!("{base}{more}\n")) {
-            let said = refuses(kind, &text, &folder);
-            if said.is_some() || !passes(kind, &text) {
-                differ.push(format!("right, {said:?}:\n{text}"));
-            }
-        }
-        for text in wrong.iter().map(|more| format!("{base}{more}\n")) {
-            let said = refuses(kind, &text, &folder);
-            if said.as_deref().is_none_or(str::is_empty) || passes(kind, &text) {
-                differ.push(format!("wrong, {said:?}:\n{text}"));
-            }
-        }
+fn the_schedulers_schema_agrees_with_the_program() {
+    let schema = of_kind("vcpu");
+    for (base, right, wrong) in VCPU {
+        json_schema::compare(&schema, base, right, wrong, refuses);
     }
-    let _ = std::fs::remove_dir_all(&folder);
-    assert!(differ.is_empty(), "{}", differ.join("\n"));
 }

@@ -16,12 +16,12 @@ pub struct Carried {
 
 /// Counters at the previous report.
 #[derive(Debug)]
-pub(super) struct Meter {
+pub(super) struct UsageMeter {
     number: u64,
     before: BTreeMap<String, Carried>,
 }
 
-impl Meter {
+impl UsageMeter {
     /// Starts a session with these counters.
     pub(super) fn new(now: BTreeMap<String, Carried>) -> Self {
         Self { number: 0, before: now }
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn reports_add_up_to_the_traffic() {
         let second = Duration::from_secs(1);
-        let mut meter = Meter::new(counters(&[("a", 1_000, 50)]));
+        let mut meter = UsageMeter::new(counters(&[("a", 1_000, 50)]));
         let report = meter.report(second, counters(&[("a", 1_500, 50), ("b", 7, 8)])).unwrap();
         assert_eq!((report.number, report.millis), (1, 1_000));
         assert_eq!(told(&report), [("a", 500, 0), ("b", 7, 8)], "b came meanwhile");
@@ -104,7 +104,7 @@ mod tests {
             .map(|n| (format!("t{n}"), Carried { sent: n, received: 0 }))
             .chain([("x".repeat(64), Carried { sent: 1 << 40, received: 0 })])
             .collect();
-        let report = Meter::new(BTreeMap::new()).report(Duration::from_secs(1), many).unwrap();
+        let report = UsageMeter::new(BTreeMap::new()).report(Duration::from_secs(1), many).unwrap();
         assert_eq!(report.tenants.len(), TENANTS_MAX);
         assert_eq!(report.tenants[0].sent_bytes, 4_999, "a name that no controller takes");
         assert!(report.tenants.iter().all(|t| t.sent_bytes >= 904));

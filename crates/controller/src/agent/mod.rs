@@ -35,7 +35,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::Stamp;
 use crate::hosts::HostPlan;
-use crate::saved::{Found, Keeper, Saved};
+use crate::saved::{Keeper, Saved, SavedPlan};
 
 mod endpoint;
 mod meter;
@@ -138,12 +138,12 @@ impl Agent {
     #[doc(hidden)]
     pub async fn take_up(&mut self) {
         match self.saved.load().await {
-            Ok(Found::Whole(plan)) => {
+            Ok(SavedPlan::Whole(plan)) => {
                 self.has = plan.stamp;
                 self.state.send_modify(|state| state.told = plan.stamp);
                 self.pending = Some(plan);
             }
-            Ok(Found::Stamp(stamp)) => {
+            Ok(SavedPlan::Stamp(stamp)) => {
                 self.has = stamp;
                 self.state.send_modify(|state| state.told = stamp);
                 let what = "could not be kept before the restart";
@@ -151,7 +151,7 @@ impl Agent {
                     "plan {stamp} {what}; all tenants share queue 0 until one comes"
                 ));
             }
-            Ok(Found::Nothing) => {}
+            Ok(SavedPlan::Nothing) => {}
             Err(problem) => self.problem(problem),
         }
     }

@@ -9,7 +9,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use super::meter::Meter;
+use super::meter::UsageMeter;
 use super::{Agent, Carried, apply, endpoint, stopped};
 use crate::Stamp;
 use crate::hosts::HostPlan;
@@ -51,7 +51,7 @@ struct Open {
     out: mpsc::Sender<AgentMessage>,
     from: Streaming<ControllerMessage>,
     epoch: u64,
-    meter: Option<Meter>,
+    meter: Option<UsageMeter>,
     measured: Instant,
     served: bool,
 }
@@ -79,7 +79,7 @@ impl Agent {
             state.counts.sessions += 1;
         });
         if let Some(now) = self.usage().await {
-            (open.meter, open.measured) = (Some(Meter::new(now)), Instant::now());
+            (open.meter, open.measured) = (Some(UsageMeter::new(now)), Instant::now());
         }
         let mut ticks = interval_at(Instant::now() + period, period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -255,7 +255,7 @@ impl Agent {
         let after = at - open.measured;
         open.measured = at;
         let Some(meter) = &mut open.meter else {
-            open.meter = Some(Meter::new(now));
+            open.meter = Some(UsageMeter::new(now));
             return missed();
         };
         let Some(report) = meter.report(after, now) else { return missed() };

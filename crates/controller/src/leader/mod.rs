@@ -326,6 +326,7 @@ impl Leader {
         for _ in 0..TRIES {
             let before = self.fabric.binding().clone();
             let began = Instant::now();
+            self.note_stopped_marking();
             let seen = self.fabric.clone_reach(&self.crew);
             let pass = pass(&mut self.fabric, &seen);
             report.decided_in += began.elapsed();
@@ -334,6 +335,19 @@ impl Leader {
             }
         }
         Ok(())
+    }
+
+    /// Notes the hosts that have the current plan, and with it no removed tenant. A host that is
+    /// away marks by its last plan, unless an operator has set it failed.
+    fn note_stopped_marking(&mut self) {
+        let Self { fabric, crew, .. } = self;
+        let failed: BTreeSet<NodeId> = {
+            let ledger = fabric.datacenter().ledger();
+            let servers = fabric.topology().layer(0);
+            servers.filter(|server| ledger.service(*server) == Service::Failed).collect()
+        };
+        let old = crew.out_of_date();
+        fabric.stopped_marking(|node| !old.contains(&node) || failed.contains(&node));
     }
 
     /// Stores the usage of tenants for [`Self::samples`].

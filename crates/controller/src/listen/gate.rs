@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// A place of a connection. Dropping it frees the place.
-pub type Place = OwnedSemaphorePermit;
+pub type ConnectionPermit = OwnedSemaphorePermit;
 
 /// A source of connections.
 pub trait Listener: Send + Sync + 'static {
@@ -75,7 +75,7 @@ impl<L: Listener> Gate<L> {
     }
 
     /// The next connection, when a place is free.
-    pub async fn next(&mut self) -> (L::Stream, Place) {
+    pub async fn next(&mut self) -> (L::Stream, ConnectionPermit) {
         loop {
             let Ok(place) = Arc::clone(&self.places).acquire_owned().await else {
                 // The semaphore is never closed.

@@ -27,7 +27,7 @@ pub(crate) mod tls;
 
 pub use connection::Connection;
 pub use error::ServeError;
-pub use gate::{Gate, Place, open_many};
+pub use gate::{ConnectionPermit, Gate, open_many};
 pub use peer::Peer;
 use peer::host_of_certificate;
 use places::{Admission, Places};
@@ -149,7 +149,7 @@ struct Hall {
 
 impl Hall {
     /// Authenticates a connection and finds a place for it. The error says why it is not admitted.
-    async fn admit(&self, tcp: TcpStream, place: Place) -> Result<Connection, String> {
+    async fn admit(&self, tcp: TcpStream, place: ConnectionPermit) -> Result<Connection, String> {
         let Some(tls) = &self.tls else {
             return Ok(Connection::new(tcp, Peer::default(), place));
         };

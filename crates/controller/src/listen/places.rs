@@ -12,7 +12,7 @@ pub(super) struct Places(Arc<Mutex<HashMap<Key, usize>>>);
 
 /// A held place. Dropping it frees the place.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct CertificatePlace {
     of: Places,
     key: Key,
 }
@@ -21,9 +21,9 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) enum Admission {
     /// The place is within the limit.
-    Fits(Place),
+    Fits(CertificatePlace),
     /// The place exceeds the limit, and only an error may be sent.
-    Crowded(Place),
+    Crowded(CertificatePlace),
     /// There is no place at all.
     Full,
 }
@@ -38,12 +38,12 @@ impl Places {
         }
         *count += 1;
         let fits = *count <= limit;
-        let place = Place { of: self.clone(), key };
+        let place = CertificatePlace { of: self.clone(), key };
         if fits { Admission::Fits(place) } else { Admission::Crowded(place) }
     }
 }
 
-impl Drop for Place {
+impl Drop for CertificatePlace {
     fn drop(&mut self) {
         let mut held = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = held.get_mut(&self.key) {

@@ -26,7 +26,7 @@ use tokio::sync::{Mutex, watch};
 
 use crate::Stamp;
 use crate::agent::SideError;
-use crate::saved::{Found, Keeper, Saved, Stamped};
+use crate::saved::{Keeper, Saved, SavedPlan, Stamped};
 use crate::southbound::{
     Capabilities, Change, ONE_STEP, PortState, QueueCounters, SwitchState, step,
 };
@@ -122,20 +122,20 @@ impl FabricSwitch {
             Ok(found) => found,
             Err(problem) => {
                 self.problem(problem);
-                Found::Nothing
+                SavedPlan::Nothing
             }
         };
         let mut told = self.told.lock().await;
         match found {
-            Found::Nothing => Ok(None),
-            Found::Stamp(stamp) => {
+            SavedPlan::Nothing => Ok(None),
+            SavedPlan::Stamp(stamp) => {
                 told.stamp = stamp;
                 self.status.send_modify(|status| status.stamp = stamp);
                 let what = "could not be kept before the restart";
                 self.problem(format!("decision {stamp} {what}; all share queue 0 until one comes"));
                 Ok(None)
             }
-            Found::Whole(mut plan) => {
+            SavedPlan::Whole(mut plan) => {
                 let stamp = plan.stamp;
                 told.stamp = stamp;
                 self.status.send_modify(|status| status.stamp = stamp);

@@ -385,6 +385,23 @@ async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
     assert!(leader.crew().out_of_date().is_empty());
 }
 
+/// A host that is away marks by its last plan, also for a tenant that was removed meanwhile.
+#[tokio::test]
+async fn a_removed_tenant_keeps_its_queues_while_a_host_that_is_away_may_mark() {
+    let folder = Folder::new("leader-removed");
+    for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
+        let acts = vec![
+            Act::Add(1),
+            Act::Interval(vec![0; 6]),
+            Act::Away(0, true),
+            Act::Away(1, true),
+            Act::Remove(1),
+            Act::Interval(vec![0; 6]),
+        ];
+        play(mode, acts, &folder).await;
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 

@@ -95,7 +95,8 @@ fn fabric() -> Fabric {
 }
 
 async fn lead(store: &Arc<Cut>, who: &str) -> (Leader, LeaseId) {
-    let lease = store.lease(Duration::from_secs(10)).await.unwrap();
+    // No test waits until it ends: they revoke it.
+    let lease = store.lease(penstock_testing::scaled(Duration::from_secs(10))).await.unwrap();
     let leadership = store.campaign(LEADER, who, lease).await.unwrap();
     let crew = Crew::new(BTreeMap::new(), Arc::new(FakeHosts::default()), Duration::from_secs(5));
     let store: Arc<dyn Store> = store.clone();

@@ -3,6 +3,9 @@
 
 mod agent;
 mod common;
+mod controller_file;
+mod fabric_files;
+mod file_schemas;
 mod leader;
 mod leader_changes;
 mod leader_etcd;

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use penstock_qos::policing::Policing;
+use penstock_qos::egress_policer::EgressPolicer;
 use penstock_units::{PortId, Vid};
 
 use super::binding::Binding;
@@ -16,7 +16,7 @@ use super::key::{FlowMask, KeyFields, MAC_MASK};
 use super::matching::{Actions, Match, Then};
 use super::tables::{RuleRef, RuleTables};
 use crate::egress::rtp::RtpStreams;
-use crate::police::Limits;
+use crate::ingress_policer::IngressPolicer;
 use crate::port::vcpu_bells::VcpuBell;
 use crate::queue::{QueueHome, ShapeTerms, ShareTerms};
 use crate::schedule::PortQos;
@@ -142,12 +142,12 @@ pub struct PortPolicy {
     pub up: bool,
     /// Entitlement, weight and latency class.
     pub qos: PortQos,
-    /// Rate limits on what the port sends (policing).
-    pub limits: Option<Arc<Limits>>,
+    /// Rate limits on what the port sends.
+    pub ingress_policer: Option<Arc<IngressPolicer>>,
     /// Limit on what the port receives.
-    pub receive: Option<Arc<Policing>>,
+    pub egress_policer: Option<Arc<EgressPolicer>>,
     /// Limit on what the port's tenant sends over the network, shared by the tenant's ports.
-    pub send: Option<Arc<Policing>>,
+    pub tenant_policer: Option<Arc<EgressPolicer>>,
     /// Queue for the frames that go out by this port.
     pub queue: Option<Arc<QueueHome>>,
     /// The port's share of outputs that have a queue.
@@ -204,9 +204,9 @@ impl PortPolicy {
             qinq: false,
             up: true,
             qos: PortQos::default(),
-            limits: None,
-            receive: None,
-            send: None,
+            ingress_policer: None,
+            egress_policer: None,
+            tenant_policer: None,
             rtp: None,
             queue: None,
             share: ShareTerms::default(),

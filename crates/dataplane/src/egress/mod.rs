@@ -8,9 +8,9 @@
 //! **Cost.** O(frames + outputs); no allocation after start.
 
 mod account;
+mod egress_policer;
 pub mod finish;
 mod mark;
-mod policing;
 pub mod rtp;
 mod touched;
 mod waiting;
@@ -26,12 +26,13 @@ use crate::batch::{BATCH_FRAMES, Batch, Verdict};
 use crate::classify::{PortPolicy, Snapshot, is_tag};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
+use crate::ingress_policer::on_wire;
 use crate::offload::OffloadCaps;
-use crate::police::on_wire;
 use crate::port::TxOutcome;
 use crate::schedule::Unit;
 use crate::worker::{Handed, Peers, PortSlot};
 use account::{Way, account};
+use egress_policer::{receives, sends};
 use waiting::Waiting;
 
 /// The frames of a batch that go to one port.
@@ -255,11 +256,11 @@ impl Egress {
             formed.as_slice()
         };
         let passed;
-        let frames = match &policy.receive {
+        let frames = match &policy.egress_policer {
             None => frames,
-            Some(policing) => {
+            Some(policer) => {
                 let now = self.waiting.now();
-                passed = policing::receives(policing, batch, frames, now, &mut delivery);
+                passed = receives(policer, batch, frames, now, &mut delivery);
                 if passed.len == 0 {
                     return delivery;
                 }
@@ -268,9 +269,9 @@ impl Egress {
         };
         delivery.way = Way::of(sender, Some(policy));
         let sent;
-        let frames = match sender.and_then(|sender| sender.send.as_deref()) {
-            Some(policing) if delivery.way == Way::Out => {
-                sent = policing::sends(policing, batch, frames, self.waiting.now(), &mut delivery);
+        let frames = match sender.and_then(|sender| sender.tenant_policer.as_deref()) {
+            Some(policer) if delivery.way == Way::Out => {
+                sent = sends(policer, batch, frames, self.waiting.now(), &mut delivery);
                 if sent.len == 0 {
                     return delivery;
                 }

@@ -10,7 +10,7 @@ use super::pacer::Pacer;
 use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::classify::PortPolicy;
-use crate::police::wire_bytes;
+use crate::ingress_policer::wire_bytes;
 
 /// Why a frame may not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -63,7 +63,7 @@ use crate::batch::{BATCH_FRAMES, Batch};
 use crate::classify::{Classifier, ClassifierConfig, Snapshot};
 use crate::counters::{PortCounters, WorkerCounters};
 use crate::egress::{Egress, Mark, Touched};
-use crate::police::count_segments;
+use crate::ingress_policer::count_segments;
 use crate::port::{Pending, PortQueue};
 use crate::queue::{OUTPUT, OutputQueue, UNITS_MAX};
 use crate::schedule::{Discipline, Readiness, Schedule, ScheduleKind, Unit};
@@ -576,7 +576,7 @@ impl<C: CycleCounter> Worker<C> {
 
         count_taken(counters, &mut self.batch);
         let (second, nanos) = (self.clock.second(self.last), self.clock.nanos(self.last));
-        if let Some(limits) = &policy.limits {
+        if let Some(limits) = &policy.ingress_policer {
             limits.police(&mut self.batch, Nanos(nanos), counters);
             (work.frames, work.bytes) = (self.batch.len(), self.batch.bytes());
         }

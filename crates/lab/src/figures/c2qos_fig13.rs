@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use penstock_dataplane::police::{Limits, LinkLimit};
+use penstock_dataplane::ingress_policer::{IngressPolicer, LinkLimit};
 use penstock_qos::bottleneck::{
     Bottleneck, Change, FRAME_OVERHEAD, INTERVAL, Sent, limits, on_link, part_depth,
 };
@@ -54,7 +54,8 @@ impl Handler {
             let spec = Spec::new(Limit::SingleRate { cir, cbs, ebs: 0 })?.per_frame(FRAME_OVERHEAD);
             let (active, policer) = (Arc::clone(&active), Arc::new(Policer::new(spec)));
             let part = LinkLimit { active, held: Arc::default(), policer };
-            host.bed.set_limits(vm, Some(Arc::new(Limits { own: None, links: vec![part] })));
+            host.bed
+                .set_limits(vm, Some(Arc::new(IngressPolicer { own: None, links: vec![part] })));
         }
         Ok(Self { state: Bottleneck::new(LINK), active })
     }

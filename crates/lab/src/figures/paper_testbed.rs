@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use penstock_dataplane::counters::PortReading;
-use penstock_dataplane::police::{Limits, LinkLimit};
+use penstock_dataplane::ingress_policer::{IngressPolicer, LinkLimit};
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, Readiness, ScheduleKind};
 use penstock_dataplane::worker::bucket_terms;
 use penstock_qos::admission::WorkerSet;
@@ -535,14 +535,14 @@ impl Host {
     }
 }
 
-fn limit(rate: Rate) -> anyhow::Result<Arc<Limits>> {
+fn limit(rate: Rate) -> anyhow::Result<Arc<IngressPolicer>> {
     let limit = match rate {
         Rate::Bits(cir) => Limit::SingleRate { cir, cbs: 65_536, ebs: 65_536 },
         Rate::Packets(rate) => Limit::Packets { rate, burst: 256 },
     };
     let spec = Spec::new(limit)?.per_frame(4);
     let own = Some(Arc::new(Policer::new(spec)));
-    Ok(Arc::new(Limits { own, links: Vec::<LinkLimit>::new() }))
+    Ok(Arc::new(IngressPolicer { own, links: Vec::<LinkLimit>::new() }))
 }
 
 /// Readings of all VMs, at equal intervals.

@@ -36,24 +36,24 @@ type Absent = Arc<Mutex<BTreeSet<String>>>;
 /// # Errors
 /// Settings that cannot work, or no place for the plan.
 pub fn join(host: &Arc<Host>, directory: &Path) -> Result<Option<(Agent, Fabric)>> {
-    let Some(joining) = host.config().joining(directory) else { return Ok(None) };
-    if let Some(folder) = joining.plan.parent() {
+    let Some(terms) = host.config().agent_terms(directory) else { return Ok(None) };
+    if let Some(folder) = terms.plan.parent() {
         std::fs::create_dir_all(folder).with_context(|| {
             format!("[fabric] plan: folder {} cannot be created; change `plan`", folder.display())
         })?;
     }
-    let tls = joining.tls.map(|tls| AgentTls {
+    let tls = terms.tls.map(|tls| AgentTls {
         ca: tls.ca,
         certificate: tls.cert,
         key: tls.key,
         crl: tls.crl,
         server_name: tls.server_name,
     });
-    let settings = AgentSettings::new(&joining.name, joining.controllers, tls, &joining.plan);
+    let settings = AgentSettings::new(&terms.name, terms.controllers, tls, &terms.plan);
     let absent = Absent::default();
     let side = Side { host: Arc::clone(host), absent: Arc::clone(&absent) };
     let agent = Agent::new(settings, Arc::new(side)).context("[fabric]")?;
-    let fabric = Fabric { name: joining.name, state: agent.state(), absent };
+    let fabric = Fabric { name: terms.name, state: agent.state(), absent };
     Ok(Some((agent, fabric)))
 }
 

@@ -48,15 +48,15 @@ pub struct Switched(Arc<FabricSwitch>);
 /// # Errors
 /// No place for what it is told, certificates that cannot be read, or an address that is taken.
 pub fn become_one(host: &Arc<Host>, directory: &Path) -> Result<Option<Switch>> {
-    let Some(switching) = host.config().switching(directory) else { return Ok(None) };
-    if let Some(folder) = switching.plan.parent() {
+    let Some(terms) = host.config().switch_terms(directory) else { return Ok(None) };
+    if let Some(folder) = terms.plan.parent() {
         std::fs::create_dir_all(folder).with_context(|| {
             format!("[switch] plan: folder {} cannot be created; change `plan`", folder.display())
         })?;
     }
     let side = Arc::new(Side { host: Arc::clone(host) });
-    let inner = Arc::new(FabricSwitch::new(&switching.name, &switching.plan, side));
-    let door = switching.listen.map(|(address, tls)| {
+    let inner = Arc::new(FabricSwitch::new(&terms.name, &terms.plan, side));
+    let door = terms.listen.map(|(address, tls)| {
         let listener = TcpListener::bind(address).with_context(|| {
             format!(
                 "[switch] listen {address}: cannot listen; stop the process that listens, or \

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use penstock_control::config::fabric::ControllerFile;
 use penstock_controller::agents::Registry;
 use penstock_controller::carry_out::{Crew, Interface, Switch};
 use penstock_controller::fabric_state::Fabric;
+use penstock_controller::files::ControllerFile;
 use penstock_controller::hosts::Hosts;
 use penstock_controller::southbound::SwitchDriver;
 use penstock_fabric::topology::NodeId;

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use penstock_control::config::fabric::{
+use penstock_controller::fabric_state::Fabric;
+use penstock_controller::files::{
     ControllerFile, DriverFile, LoginFile, PenstockFile, SonicFile, SwitchFile, SwitchTls,
 };
-use penstock_controller::fabric_state::Fabric;
 use penstock_controller::southbound::gnmi::{self, GnmiSwitch};
 use penstock_controller::southbound::linux_tc::{self, Netns, TcSwitch};
 use penstock_controller::southbound::penstock::{self, PenstockSwitch};

@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use penstock_control::config::fabric::{ControllerFile, StoreFile, TlsFiles, load_controller};
 use penstock_controller::agents::{
     self, AgentServer, Identity, Limits, PemFiles, Registry, ServerTls,
 };
+use penstock_controller::files::{ControllerFile, StoreFile, TlsFiles, load_controller};
 use penstock_controller::leader::{Settings, begin_observing};
 use penstock_controller::listen;
 use penstock_controller::service::{Controller, Operator, Setup};

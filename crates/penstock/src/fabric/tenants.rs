@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_control::config::fabric::{TenantWish, parse_tenants};
+use penstock_controller::files::{TenantWish, parse_tenants};
 use penstock_controller::intent::{ClassRecord, Names, SpreadRecord, TenantSpec};
 use penstock_controller::service::ReadTenants;
 use penstock_fabric::topology::Topology;

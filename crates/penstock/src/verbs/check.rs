@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use penstock_control::config::{ConfigErrors, HostConfig};
-use penstock_control::plan::{Basis, Checked, Plan, PortPlan};
+use penstock_control::plan::{Basis, CapacityPlan, Checked, PortPlan};
 use serde_json::{Value, json};
 
 use super::host::mistakes;
@@ -75,7 +75,7 @@ fn told(file: &Path, checked: &Checked) -> String {
     text
 }
 
-fn ports(config: &HostConfig, plan: &Plan) -> String {
+fn ports(config: &HostConfig, plan: &CapacityPlan) -> String {
     let mut table = Table::new(&[
         ("PORT", Align::Left),
         ("POLICY", Align::Left),
@@ -126,7 +126,7 @@ fn frames(port: &PortPlan) -> String {
     text
 }
 
-fn workers(plan: &Plan) -> String {
+fn workers(plan: &CapacityPlan) -> String {
     let mut text = String::new();
     for (worker, (there, room)) in plan.capacity.iter().zip(&plan.admission.room).enumerate() {
         let _ = writeln!(

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use penstock_control::api::{FabricStatus, HostStatus, SwitchStatus};
-use penstock_control::config::{self, ConfigErrors};
+use penstock_control::config::{self, ConfigErrors, FileSchema};
+use penstock_controller::files;
 
 use super::{json, print, print_json, printable_lines, report};
 use crate::client::{connect, refused, timed};
@@ -25,12 +26,19 @@ pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
     text
 }
 
+/// The kinds of files that have a schema.
+pub const SCHEMAS: [FileSchema; 5] = {
+    let [host, vcpu] = config::SCHEMAS;
+    let [controller, fabric, tenants] = files::SCHEMAS;
+    [host, controller, fabric, tenants, vcpu]
+};
+
 /// `host schema`.
 ///
 /// # Errors
 /// There is no such kind of file, or standard output cannot be written.
 pub fn schema(kind: &str) -> Result<ExitCode> {
-    let found = config::SCHEMAS.iter().find(|(name, _)| *name == kind);
+    let found = SCHEMAS.iter().find(|(name, _)| *name == kind);
     let (_, schema) = found.with_context(|| {
         format!("schema: there is no kind of file {kind:?}; see `penstock host schema --help`")
     })?;

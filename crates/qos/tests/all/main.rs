@@ -3,12 +3,12 @@
 
 mod prop_bottleneck;
 mod prop_c2tb;
+mod prop_egress_policer;
 mod prop_fair_share;
 mod prop_hbs;
 mod prop_latency_bound;
 mod prop_learner;
 mod prop_policer;
-mod prop_policing;
 mod prop_shaper;
 mod prop_share;
 mod prop_vtrr;

@@ -34,7 +34,7 @@ use penstock_dataplane::classify::{
     Actions, Domain, IpMatch, Match, PortPolicy, Rule, RuleTable, RuleTables, SlowPathLimit, Then,
 };
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
-use penstock_dataplane::police::Limits;
+use penstock_dataplane::ingress_policer::IngressPolicer;
 use penstock_dataplane::schedule::{PortQos, Readiness, ScheduleKind, Unit};
 use penstock_dataplane::tsc::CycleCounter as _;
 use penstock_dataplane::worker::{Ledger, Turn};
@@ -222,9 +222,9 @@ impl Testbed {
     }
 
     /// Sets or removes the rate limits of a VM.
-    pub fn set_limits(&mut self, vm: VmId, limits: Option<Arc<Limits>>) {
+    pub fn set_limits(&mut self, vm: VmId, limits: Option<Arc<IngressPolicer>>) {
         if let Some(Some(policy)) = self.policies.get_mut(vm.port().index()) {
-            Arc::make_mut(policy).limits = limits;
+            Arc::make_mut(policy).ingress_policer = limits;
         }
         self.swap();
     }

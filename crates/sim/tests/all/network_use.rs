@@ -5,8 +5,8 @@ use std::sync::Arc;
 use penstock_dataplane::counters::PortReading;
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
+use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
 use penstock_qos::fair_share::{Bound, Excess};
-use penstock_qos::policing::{Meter, Policing, Sharing, Terms};
 use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, Nanos, TscRate};
 
@@ -55,8 +55,8 @@ fn a_tenants_network_traffic_is_limited_but_not_its_traffic_within_the_host() {
         world.run_until(Nanos::from_millis(5));
         let bytes = Some((BitsPerSecond(8_000_000), 30_000));
         let terms = Terms { bytes, frames: None, per_frame: 4 };
-        let limit = Arc::new(Policing::new(Meter::new(terms), None, Sharing::Strict));
-        world.set_policy(ports[1], |policy| policy.send = Some(Arc::clone(&limit)));
+        let limit = Arc::new(EgressPolicer::new(Meter::new(terms), None, Sharing::Strict));
+        world.set_policy(ports[1], |policy| policy.tenant_policer = Some(Arc::clone(&limit)));
         let before = ports.map(|port| world.port(port));
         for (to, size) in [(0, 300), (2, 500)] {
             let spec = SourceSpec {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
+use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
 use penstock_qos::fair_share::{Bound, Excess};
-use penstock_qos::policing::{Meter, Policing, Sharing, Terms};
 use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond, TscRate};
 
@@ -35,9 +35,9 @@ fn flood(to: u16, size: usize, per_second: u64, from: Nanos, until: Nanos) -> So
     }
 }
 
-fn limit(world: &mut World, port: PortHandle, policing: Policing) {
-    let policing = Arc::new(policing);
-    world.set_policy(port, |policy| policy.receive = Some(Arc::clone(&policing)));
+fn limit(world: &mut World, port: PortHandle, policer: EgressPolicer) {
+    let policer = Arc::new(policer);
+    world.set_policy(port, |policy| policy.egress_policer = Some(Arc::clone(&policer)));
 }
 
 /// FS-VDE's Eq. (3) as printed would pass 70,000 frames of this flood.
@@ -46,7 +46,7 @@ fn a_minute_of_silence_earns_no_more_than_the_depth() {
     let mut world = world(1);
     let (to, from) = (vm(&mut world), vm(&mut world));
     world.introduce(to);
-    limit(&mut world, to, Policing::new(Meter::new(frames(1_000, 50)), None, Sharing::Strict));
+    limit(&mut world, to, EgressPolicer::new(Meter::new(frames(1_000, 50)), None, Sharing::Strict));
     let (start, end) = (Nanos::from_secs(60), Nanos::from_secs(70));
     world.set_source(from, flood(0, 60, 10_000, start, end));
     world.run_until(end);
@@ -74,7 +74,7 @@ fn the_tenants_contract_holds_over_workers_and_siblings_keep_their_parts() {
             limit(
                 &mut world,
                 port,
-                Policing::new(part, Some(Arc::clone(&tenant)), Sharing::Borrow),
+                EgressPolicer::new(part, Some(Arc::clone(&tenant)), Sharing::Borrow),
             );
         }
         // 996 bytes plus FCS: the contract allows 10,000 frames a second.
@@ -99,7 +99,11 @@ fn a_strict_vm_gets_no_more_than_its_part() {
     let (to, from) = (vm(&mut world), vm(&mut world));
     world.introduce(to);
     let tenant = Some(Arc::new(Meter::new(frames(100_000, 100))));
-    limit(&mut world, to, Policing::new(Meter::new(frames(5_000, 10)), tenant, Sharing::Strict));
+    limit(
+        &mut world,
+        to,
+        EgressPolicer::new(Meter::new(frames(5_000, 10)), tenant, Sharing::Strict),
+    );
     let end = Nanos::from_secs(1);
     world.set_source(from, flood(0, 200, 50_000, Nanos(0), end));
     world.run_until(end);
@@ -119,7 +123,7 @@ fn a_queue_takes_permitted_traffic_from_outside() {
     world.set_policy(to, |policy| policy.queue = Some(home));
     world.set_policy(outside, |policy| policy.tenant = None);
     world.introduce(to);
-    limit(&mut world, to, Policing::new(Meter::new(frames(2_000, 32)), None, Sharing::Strict));
+    limit(&mut world, to, EgressPolicer::new(Meter::new(frames(2_000, 32)), None, Sharing::Strict));
     let end = Nanos::from_secs(1);
     world.set_source(outside, flood(0, 60, 1_000_000, Nanos(0), end));
     world.run_until(end);

@@ -1,12 +1,15 @@
-//! `[[fdb]]`: that the network exists, the port carries it, and an address is said once.
+//! `[[fdb]]`: the network exists, the port carries it, and no address occurs twice in a network.
 
 use std::collections::HashSet;
 
-use super::super::draft::{Draft, Object, Report};
+use penstock_toml::{Object, Report};
+
+use super::super::draft::Draft;
 use super::super::limits::FDB_MAX;
 use super::super::model::FdbStatic;
 use super::super::network::Network;
-use super::world::{World, check_count};
+use super::super::values::check_count;
+use super::world::World;
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     check_count(&draft.fdb, "fdb entrie", FDB_MAX, report);
@@ -53,8 +56,9 @@ fn check_entry(
 }
 
 impl FdbStatic {
-    /// The network meant, of those its port carries: the only one that `tenant` and `vlan` leave.
-    /// `tenant` is the place of the tenant named, `Some(None)` if it has mistakes of its own.
+    /// The network of the entry: the only network of `carried` that matches `tenant` and `vlan`.
+    /// `tenant` is the index of the named tenant, or `Some(None)` if that tenant's table has
+    /// mistakes.
     pub(crate) fn network(
         &self,
         carried: &[Network],

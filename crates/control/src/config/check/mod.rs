@@ -1,32 +1,39 @@
-//! What a configuration's objects say of themselves and of each other.
+//! Checks of what a configuration's objects say of each other, and calls of each section's own
+//! checks.
 //!
-//! **Rule.** A check reports and goes on. It looks only at objects that could be read; whether a
-//! name exists is asked of all, so that one mistake is reported once.
+//! A check reports and goes on. It looks only at objects that could be read. Whether a name exists
+//! is looked up among all objects, also unreadable ones, so that one mistake is reported once.
 
+mod fabric;
 mod fdb;
-mod host;
-mod joining;
 mod ports;
-mod queueing;
-mod receiving;
 mod rules;
-mod switching;
+mod switch;
 mod tenants;
 mod vcpus;
 mod world;
 
+use penstock_toml::Report;
 use world::World;
 
-use super::draft::{Draft, Report};
+use super::draft::Draft;
 use super::machine::Machine;
 use super::model::HostConfig;
 
 /// Reports every mistake in `draft`.
 pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_>) {
     let world = World::new(draft);
-    host::check(draft, machine, report);
-    joining::check(draft, &world, report);
-    switching::check(draft, &world, report);
+    if let Some(host) = &draft.host.value {
+        host.check(&draft.host, report);
+    }
+    if let Some(worker) = &draft.worker.value {
+        worker.check(&draft.worker, machine, report);
+    }
+    if let Some(forwarding) = &draft.forwarding.value {
+        forwarding.check(&draft.forwarding, report);
+    }
+    fabric::check(draft, &world, report);
+    switch::check(draft, &world, report);
     tenants::check(draft, &world, report);
     ports::check(draft, &world, report);
     vcpus::check(draft, machine, report);
@@ -34,7 +41,7 @@ pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_
     fdb::check(draft, &world, report);
 }
 
-/// Reports rules that together do not make a table: too many different masks.
+/// Reports rules that have too many different masks for one table.
 pub(super) fn check_tables(config: &HostConfig, draft: &Draft<'_>, report: &mut Report<'_>) {
     for (rule, problem) in crate::snapshot::rules::check_rules(config) {
         if let Some(object) = draft.rules.get(rule) {

@@ -1,24 +1,27 @@
-//! `[[port]]`: the keys of its type, its VLANs, its bindings, and that no two want the same.
+//! `[[port]]`: the keys of its type, its VLANs and bindings, and conflicts between ports.
 
 use std::collections::HashMap;
 
 use penstock_qos::policer::RATE_MAX;
+use penstock_toml::{Object, Report};
 use penstock_units::BitsPerSecond;
 
 use super::super::attachment::{Attachment, SocketMode, Tap, VhostUser};
-use super::super::draft::{Draft, Object, Report};
+use super::super::draft::Draft;
 use super::super::limits::{BINDINGS_MAX, PORTS_MAX};
 use super::super::model::{Port, Tenant};
 use super::super::network::port_vlans;
-use super::world::{World, check_count, check_names, check_range, check_socket};
+use super::super::rtp;
+use super::super::values::{check_count, check_names, check_range, check_socket};
+use super::world::World;
 
-/// Longest interface name: `IFNAMSIZ` has 16 bytes, the last one 0.
+/// Longest interface name: `IFNAMSIZ` is 16 bytes, and the last one is 0.
 const INTERFACE_BYTES_MAX: usize = 15;
 
-/// Depths of a cycle bucket.
+/// Depths of a cycle bucket, in cycles.
 const DEPTHS: core::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
 
-/// The slowest link that is watched.
+/// Lowest rate of a watched link.
 const LINK_MIN: BitsPerSecond = BitsPerSecond(1_000_000);
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
@@ -31,16 +34,18 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
         check_vlans(object, port, world, report);
         check_worker(object, port, draft, report);
         check_rates(object, port, report);
-        super::queueing::check(object, port, report);
-        let is_there = |name: &str| world.tenants.contains_key(name);
-        super::queueing::check_ceilings(object, port, is_there, report);
-        super::receiving::check_port(object, port, report);
+        check_queues(object, port, report);
+        if let Some(wfq) = &port.wfq {
+            wfq.check_ceilings(object, |name| world.tenants.contains_key(name), report);
+        }
+        rtp::check(object, &port.rtp, port.tenant.is_some(), report);
+        check_receive(object, port, report);
     }
     check_targets(draft, report);
     check_bindings(draft, world, report);
 }
 
-/// That its worker is there.
+/// Checks that the port's worker exists.
 fn check_worker(
     object: &Object<'_, Port>,
     port: &Port,
@@ -56,9 +61,9 @@ fn check_worker(
     }
 }
 
-/// That what it is held to is possible, and that only a shared port has a link.
+/// Checks the port's ingress policer, and that only a shared port has a link.
 fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
-    if let Err(error) = port.checked_police() {
+    if let Err(error) = port.checked_ingress_policer() {
         report.at(object, error.key, error.problem, error.remedy);
     }
     let Some(link) = port.link.map(|link| link.0) else { return };
@@ -72,7 +77,43 @@ fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
     }
 }
 
-/// That it attaches to one thing, and that thing's keys.
+/// Checks `queue`, `shape` and `wfq`.
+fn check_queues(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let attachment = port.attachment();
+    if let Some(queue) = &port.queue {
+        queue.check(object, port.egress, report);
+    }
+    if let Some(shape) = &port.shape {
+        let has_tso = attachment.as_ref().is_some_and(|of| of.offloads().tso);
+        shape.check(object, port.egress, has_tso, report);
+    }
+    if let Some(wfq) = &port.wfq {
+        wfq.check(object, port.egress, report);
+    }
+    let has_several = attachment.is_some_and(|of| of.queues() > 1);
+    if has_several && port.shaped().is_some() {
+        // There is one shaper, but each queue pair has its own clock.
+        let problem = "`shape.send` needs a single queue pair, and this port has several";
+        let remedy = "set queues = 1, or shape with `shape.receive` of the receivers";
+        report.at(object, "shape", problem, remedy);
+    }
+}
+
+fn check_receive(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let Some(receive) = &port.receive else { return };
+    if port.tenant.is_none() {
+        let remedy =
+            "remove it; give the port a `tenant`, or limit what the tenants' ports receive";
+        report.at(object, "receive", "`receive` belongs to a tenant's port", remedy);
+    }
+    if receive.sharing.is_some() {
+        let remedy = "move it to `receive` of the [[tenant]]";
+        report.at(object, "receive.sharing", "`sharing` belongs to the tenant", remedy);
+    }
+    receive.check(object, "receive", report);
+}
+
+/// Checks that the port has one attachment, and the attachment's keys.
 fn check_attachment(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     let given: Vec<_> = port.attachments().into_iter().flatten().collect();
     let attachment = match given.as_slice() {
@@ -145,7 +186,7 @@ fn check_interface(object: &Object<'_, Port>, path: &str, name: &str, report: &m
     }
 }
 
-/// The ranges and forms of single values.
+/// Checks ranges and forms of single values.
 fn check_values(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     if let Some(depth) = port.depth.filter(|depth| !DEPTHS.contains(depth)) {
         let problem = format!("`depth` {depth} is out of range");
@@ -173,7 +214,7 @@ fn check_values(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>)
     }
 }
 
-/// Access or trunk, native, and that the networks exist and are the port's to carry.
+/// Checks `vlan`, `trunk` and `native`, and that the port may carry their networks.
 fn check_vlans(object: &Object<'_, Port>, port: &Port, world: &World<'_>, report: &mut Report<'_>) {
     if port.vlan.is_some() && port.trunk.is_some() {
         let problem = "`vlan` and `trunk` exclude each other";
@@ -268,7 +309,7 @@ fn check_shared(
             report.at(object, vlan_key(port), problem, remedy);
         }
     }
-    // A tenant that could not be read may own them.
+    // A tenant that could not be read may own the VLANs.
     let all_read = world.tenants.values().all(Option::is_some);
     if all_read && vlans.iter().all(|vlan| world.networks.owners(*vlan).is_empty()) {
         let problem = match vlans.as_slice() {
@@ -281,7 +322,7 @@ fn check_shared(
     }
 }
 
-/// That no two ports want the same socket or interface.
+/// Checks that no two ports use the same socket or interface.
 fn check_targets(draft: &Draft<'_>, report: &mut Report<'_>) {
     let mut taken: HashMap<String, &str> = HashMap::new();
     if let Some(host) = &draft.host.value {
@@ -304,7 +345,7 @@ fn check_targets(draft: &Draft<'_>, report: &mut Report<'_>) {
     }
 }
 
-/// That a MAC address is bound once in a network.
+/// Checks that no MAC address is bound twice in a network.
 fn check_bindings(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     let mut bound: HashMap<_, &str> = HashMap::new();
     for object in &draft.ports {

@@ -1,12 +1,15 @@
-//! `[[rule]]`: where it applies, that its match can be met, and what it does.
+//! `[[rule]]`: its scope, its actions, and whether any frame can match.
 
-use super::super::draft::{Draft, Object, Report};
+use penstock_toml::{Object, Report};
+
+use super::super::draft::Draft;
 use super::super::limits::{RULE_MASKS_MAX, RULES_MAX};
 use super::super::matching::{EtherType, IpPrefix};
 use super::super::model::Port;
 use super::super::network::port_vlans;
 use super::super::rule::{Action, Match, Rule};
-use super::world::{World, check_count, check_names};
+use super::super::values::{check_count, check_names};
+use super::world::World;
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     check_names(&draft.rules, report);
@@ -19,7 +22,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
     }
 }
 
-/// The VLANs of the frames a rule sees, or `None` if that is not known.
+/// The frames that a rule sees.
 enum Reach<'a> {
     All,
     Port(&'a Port),
@@ -92,7 +95,7 @@ fn check_match(object: &Object<'_, Rule>, matching: &Match, report: &mut Report<
     }
 }
 
-/// That addresses, Ethernet type and protocol speak of the same family.
+/// Checks that addresses, Ethernet type and protocol belong to one address family.
 fn check_family(object: &Object<'_, Rule>, matching: &Match, report: &mut Report<'_>) {
     let family =
         |prefix: IpPrefix| if prefix.is_ipv6() { EtherType::IPV6 } else { EtherType::IPV4 };

@@ -1,9 +1,12 @@
-//! `[[tenant]]`.
+//! `[[tenant]]`: names, ranges, and the number of networks.
 
-use super::super::draft::{Draft, Report};
+use penstock_toml::Report;
+
+use super::super::draft::Draft;
 use super::super::limits::{DOMAINS_MAX, TENANTS_MAX};
+use super::super::values::{check_count, check_names, check_range};
 use super::super::wfq::DSCPS;
-use super::world::{World, check_count, check_names, check_range};
+use super::world::World;
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
     check_names(&draft.tenants, report);
@@ -14,7 +17,16 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
             if let Some(dscp) = tenant.dscp {
                 check_range(object, "dscp", dscp.into(), DSCPS, report);
             }
-            super::receiving::check_tenant(object, tenant, report);
+            if let Some(receive) = &tenant.receive {
+                receive.check(object, "receive", report);
+            }
+            if let Some(send) = &tenant.send {
+                send.check(object, "send", report);
+                if send.sharing.is_some() {
+                    let remedy = "remove it; the rate of `send` is shared in turn";
+                    report.at(object, "send.sharing", "`sharing` belongs to `receive`", remedy);
+                }
+            }
         }
     }
     let networks = world.networks.len();

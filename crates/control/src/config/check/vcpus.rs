@@ -1,20 +1,20 @@
-//! `[vcpu]` and `[[vm]]`: what each says of itself, and that all deadlines fit together.
+//! `[vcpu]` and `[[vm]]`: each table by itself, and whether all deadlines fit together.
 
 use std::collections::HashSet;
 
+use penstock_toml::{Object, Report};
 use penstock_vcpu::planned::planned;
 use penstock_vcpu::terms::{Mistake, VcpuSection, VmTable};
 
-use super::super::draft::{Draft, Object, Report};
+use super::super::draft::Draft;
 use super::super::machine::Machine;
-use super::world::check_names;
+use super::super::values::{check_count, check_names};
 
-/// Most VMs.
 const VMS_MAX: usize = 1_024;
 
 pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_>) {
     check_names(&draft.vms, report);
-    super::world::check_count(&draft.vms, "vm", VMS_MAX, report);
+    check_count(&draft.vms, "vm", VMS_MAX, report);
     check_ports(draft, report);
     for object in &draft.vms {
         let mistakes = object.value.as_ref().map(VmTable::mistakes);
@@ -39,7 +39,7 @@ fn tell<T>(object: &Object<'_, T>, mistakes: Vec<Mistake>, report: &mut Report<'
     }
 }
 
-/// That the VMs of ports are there.
+/// Checks that the VMs of ports exist.
 fn check_ports(draft: &Draft<'_>, report: &mut Report<'_>) {
     for object in &draft.ports {
         let Some(vm) = object.value.as_ref().and_then(|port| port.vm.as_deref()) else { continue };
@@ -57,7 +57,7 @@ fn check_ports(draft: &Draft<'_>, report: &mut Report<'_>) {
     }
 }
 
-/// That the processors are there, and no worker polls on one of them.
+/// Checks that the CPUs exist, and that no worker polls on one of them.
 fn check_cpus(
     object: &Object<'_, VcpuSection>,
     section: &VcpuSection,
@@ -81,7 +81,7 @@ fn check_cpus(
     }
 }
 
-/// That all deadlines fit together, each VM with the vCPUs it is planned with.
+/// Checks that all deadlines fit together. Each VM counts with the vCPUs that it is planned with.
 fn check_deadlines(section: &VcpuSection, draft: &Draft<'_>, report: &mut Report<'_>) {
     if !section.mistakes().is_empty() {
         return;
@@ -92,7 +92,7 @@ fn check_deadlines(section: &VcpuSection, draft: &Draft<'_>, report: &mut Report
         .iter()
         .filter_map(|object| {
             let table = object.value.as_ref().filter(|table| table.mistakes().is_empty())?;
-            // Of two of one name the second is a mistake already.
+            // The second VM of a name has been reported already.
             names.insert(&table.name).then_some((object, table))
         })
         .collect();

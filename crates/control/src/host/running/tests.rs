@@ -1,8 +1,8 @@
 //! The host without sockets: a switch that records what it is asked.
 
 mod fabric;
+mod fabric_switch;
 mod links;
-mod switching;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use penstock_units::{MacAddr, PortId, TscRate, WorkerId};
 
 use super::*;
 use crate::config::{Action, Attachment, Tap};
-use crate::host::switch::{AttachError, Link};
+use crate::host::data_path::{AttachError, Link};
 
 /// What the switch was asked, in order, and what it refuses.
 #[derive(Default)]
@@ -72,7 +72,7 @@ impl Fake {
     }
 }
 
-impl Switch for Fake {
+impl DataPath for Fake {
     fn attach(
         &self,
         id: PortId,

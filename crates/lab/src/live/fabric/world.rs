@@ -486,7 +486,7 @@ fn controller(dir: &std::path::Path, tag: &str, plan: &Plan, agents: u16, page: 
 
 #[cfg(test)]
 mod tests {
-    use penstock_control::config::fabric::{TenantWish, parse_tenants, parse_topology};
+    use penstock_controller::files::{TenantWish, parse_tenants, parse_topology};
     use penstock_fabric::tenant_placement::Datacenter;
 
     use super::super::guarantees::plan;

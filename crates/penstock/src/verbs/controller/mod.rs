@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use penstock_control::config::ConfigErrors;
-use penstock_control::config::fabric::{FabricFile, TenantWish, load_tenants, load_topology};
+use penstock_controller::files::{FabricFile, TenantWish, load_tenants, load_topology};
 use penstock_fabric::tenant_placement::{Datacenter, Policy, Refusal, Request, TenantSlot};
 use penstock_fabric::topology::Topology;
 

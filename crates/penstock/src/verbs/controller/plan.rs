@@ -5,7 +5,7 @@ use std::fs;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use penstock_control::config::fabric::TenantWish;
+use penstock_controller::files::TenantWish;
 use penstock_fabric::hose::Hose;
 use penstock_fabric::tenant_placement::{Placement, Refusal};
 use serde_json::{Value, json};

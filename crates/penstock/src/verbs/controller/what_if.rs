@@ -5,7 +5,7 @@ use std::fs;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use penstock_control::config::fabric::{FabricFile, TenantWish};
+use penstock_controller::files::{FabricFile, TenantWish};
 use penstock_fabric::gain::{self, Flow};
 use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Settings};
 use penstock_fabric::score::{Smoothed, payment};

@@ -89,7 +89,7 @@ fn who_shares_a_queue_is_held_until_a_plan_says_otherwise() {
     let file = TempFile::new("fabric-held", &text);
     let (host, fake) = start(&file);
     let rates = |host: &Host| -> Vec<_> {
-        let rate = |terms: Option<crate::config::Receive>| terms?.rate.map(|rate| rate.0.0);
+        let rate = |terms: Option<crate::config::EgressPolicer>| terms?.rate.map(|rate| rate.0.0);
         host.tenants().iter().map(|tenant| (rate(tenant.send), rate(tenant.receive))).collect()
     };
     let file_says = vec![(None, None), (Some(90_000_000), None)];

@@ -27,7 +27,7 @@ tenant = "red"
 /// A flood of the VM's in 100 ms: nearly all of it is held back by whatever limits are in.
 fn flood(fake: &Fake, now: Nanos) {
     let snapshot = fake.snapshot();
-    let limits = snapshot.port(2).unwrap().limits.as_ref().unwrap();
+    let limits = snapshot.port(2).unwrap().ingress_policer.as_ref().unwrap();
     for _ in 0..100 {
         let mut batch = Batch::new();
         (0..32).for_each(|_| batch.push(&[0; 1_514], Offload::NONE).unwrap());

@@ -1,0 +1,138 @@
+//! `[fabric]`: a host as a server of a fabric, and the controllers from which it takes plans.
+
+use std::path::{Path, PathBuf};
+
+use penstock_toml::{Object, Report};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::host::HostSection;
+use super::values::{check_absolute, check_node};
+
+const CONTROLLERS_MAX: usize = 16;
+
+/// `[fabric]`: this host reports to a fabric's controller and carries out its plans. The controller
+/// sets the code points of tenants and the queues of the uplink. The daemon reads this section only
+/// at its start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FabricSection {
+    /// This server's name in the topology, 1 to 63 characters. Default: `name` of `[host]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub name: Option<String>,
+    /// Addresses of 1 to 16 controllers, `"host:port"`. The host tries them in this order until one
+    /// leads.
+    #[schemars(length(min = 1, max = 16))]
+    pub controllers: Vec<String>,
+    /// Name of the port into the fabric: a shared port with `egress = "wfq"`.
+    pub uplink: String,
+    /// Absolute path of the file with the last plan. Default: `fabric.plan` in `state_dir`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PathBuf>,
+    /// Certificates. Default: none. Then nothing is encrypted or authenticated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<FabricTls>,
+}
+
+/// `tls = { ca = "...", cert = "...", key = "..." }`: PEM files. Relative paths begin at the
+/// configuration file's directory. The files are read for each connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FabricTls {
+    /// Certificate of the authority that signs the controllers' certificates.
+    pub ca: PathBuf,
+    /// This host's certificate, with its name in the topology.
+    pub cert: PathBuf,
+    /// Private key of `cert`.
+    pub key: PathBuf,
+    /// Revocation lists of that authority. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crl: Option<PathBuf>,
+    /// Name in the certificates of all controllers. Default `controller`.
+    #[serde(default = "server_name")]
+    pub server_name: String,
+}
+
+fn server_name() -> String {
+    "controller".to_owned()
+}
+
+impl FabricSection {
+    /// Checks the section by itself.
+    pub(super) fn check(&self, object: &Object<'_, Self>, report: &mut Report<'_>) {
+        check_node(object, self.name.as_deref(), "server", report);
+        check_absolute(object, "plan", self.plan.as_deref(), report);
+        if self.tls.as_ref().is_some_and(|tls| tls.server_name.is_empty()) {
+            let problem = "`server_name` is empty";
+            report.at(object, "tls.server_name", problem, "write the name in their certificates");
+        }
+        self.check_controllers(object, report);
+    }
+
+    fn check_controllers(&self, object: &Object<'_, Self>, report: &mut Report<'_>) {
+        let number = self.controllers.len();
+        if number == 0 || number > CONTROLLERS_MAX {
+            let problem = format!("{number} controllers; there can be 1 to {CONTROLLERS_MAX}");
+            report.at(
+                object,
+                "controllers",
+                problem,
+                "name the controllers that this host may use",
+            );
+        }
+        for (at, controller) in self.controllers.iter().enumerate() {
+            let path = format!("controllers.{at}");
+            let (scheme, address) = match controller.split_once("://") {
+                Some((scheme, address)) => (Some(scheme), address),
+                None => (None, controller.as_str()),
+            };
+            let named = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+            let port = named.and_then(|(_, port)| port.parse::<u16>().ok());
+            if port.is_none() {
+                let problem = format!("{controller:?} has no host or no port");
+                report.at(object, &path, problem, "write both, as in \"10.0.0.1:7000\"");
+            }
+            let (wrong, remedy) = match (scheme, &self.tls) {
+                (None, _) | (Some("https"), Some(_)) | (Some("http"), None) => continue,
+                (Some("https"), None) => ("it is https, but there is no `tls`", "add `tls`"),
+                (Some("http"), Some(_)) => ("it is http, but there is `tls`", "write https://"),
+                _ => ("neither http:// nor https://", "write host:port"),
+            };
+            report.at(object, &path, format!("{controller:?} is {wrong}"), remedy);
+        }
+    }
+}
+
+/// `[fabric]` with all defaults filled in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentTerms {
+    /// The server's name in the topology.
+    pub name: String,
+    /// Controllers, in the order of preference.
+    pub controllers: Vec<String>,
+    /// File of the last plan.
+    pub plan: PathBuf,
+    /// Certificates, with absolute paths; `None`: nothing is encrypted.
+    pub tls: Option<FabricTls>,
+}
+
+impl FabricSection {
+    /// Fills in the defaults of host `host`. Relative paths begin at `directory`.
+    pub(super) fn terms(&self, host: &HostSection, directory: &Path) -> AgentTerms {
+        let tls = self.tls.as_ref().map(|tls| FabricTls {
+            ca: directory.join(&tls.ca),
+            cert: directory.join(&tls.cert),
+            key: directory.join(&tls.key),
+            crl: tls.crl.as_ref().map(|crl| directory.join(crl)),
+            server_name: tls.server_name.clone(),
+        });
+        AgentTerms {
+            name: self.name.clone().unwrap_or_else(|| host.name.clone()),
+            controllers: self.controllers.clone(),
+            plan: self.plan.clone().unwrap_or_else(|| host.state_dir.join("fabric.plan")),
+            tls,
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! `[host]`, `[worker]` and `[forwarding]`: the daemon, its polling threads, its tables.
+
+use core::net::SocketAddr;
+use std::path::PathBuf;
+
+use penstock_dataplane::port::peer_memory::MemoryLimits;
+use penstock_dataplane::worker::WORKERS_MAX;
+use penstock_toml::text::is_default;
+use penstock_toml::{CyclesPerSecond, Object, Report};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::machine::Machine;
+use super::release::{Readiness, Schedule};
+use super::values::{check_name, check_range, check_socket};
+
+/// `[host]`: the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostSection {
+    /// Name shown in status and metrics; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    pub name: String,
+    /// Unix socket of the API. Default `/run/penstock/host.sock`.
+    #[serde(default = "default_socket")]
+    pub socket: PathBuf,
+    /// Directory for state that must survive a restart. Default `/var/lib/penstock`.
+    #[serde(default = "default_state_dir")]
+    pub state_dir: PathBuf,
+    /// Address of the Prometheus page `/metrics`, as in `127.0.0.1:9753`. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub metrics: Option<SocketAddr>,
+    /// Whether `metrics` may be another address than a loopback one. Default `false`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub metrics_any: bool,
+    /// Log filter: `error`, `warn`, `info`, `debug`, `trace`, or directives such as
+    /// `info,penstock_dataplane=debug`. RUST_LOG overrides it. Default `info`.
+    #[serde(default = "default_log")]
+    pub log: String,
+    /// Limit on the memory of VMs that the daemon maps for all ports together, in GiB, 1 to 131072.
+    /// Default: 16 times the host's memory, at most 65536.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
+    pub memory_gib: Option<u32>,
+    /// Limit on the memory of a VM that the daemon maps for each port, in GiB, 1 to 131072.
+    /// Default: 4 times the host's memory, at most 65536.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
+    pub memory_per_port_gib: Option<u32>,
+    /// System call filters of worker and session threads. Default `on`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub seccomp: Seccomp,
+}
+
+impl HostSection {
+    /// Limits on mapped memory of VMs, in bytes.
+    #[must_use]
+    pub fn memory_limits(&self) -> MemoryLimits {
+        let default = MemoryLimits::default();
+        let bytes = |gib: Option<u32>, default| gib.map_or(default, |gib| u64::from(gib) << 30);
+        MemoryLimits {
+            port: bytes(self.memory_per_port_gib, default.port),
+            daemon: bytes(self.memory_gib, default.daemon),
+        }
+    }
+}
+
+/// What happens when a thread makes a forbidden system call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Seccomp {
+    /// The daemon logs the thread and the call, and aborts.
+    #[default]
+    On,
+    /// The kernel logs the call and executes it.
+    Log,
+    /// No filters are installed.
+    Off,
+}
+
+fn default_socket() -> PathBuf {
+    PathBuf::from("/run/penstock/host.sock")
+}
+
+fn default_state_dir() -> PathBuf {
+    PathBuf::from("/var/lib/penstock")
+}
+
+fn default_log() -> String {
+    "info".to_owned()
+}
+
+/// Default of `idle_turns`.
+const IDLE_TURNS: u32 = 4096;
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde wants")]
+fn is_default_idle_turns(turns: &u32) -> bool {
+    *turns == IDLE_TURNS
+}
+
+/// `[worker]`: the polling threads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkerSection {
+    /// CPUs of the polling threads, at most 16. Each has one worker. Default: one worker, on the
+    /// highest-numbered CPU that the daemon may use.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cores: Vec<u32>,
+    /// Longest sleep of an idle worker in microseconds, 0 to 1000. With 0 it polls without sleep.
+    /// Default 50.
+    #[schemars(range(max = 1000))]
+    pub idle_backoff_us: u32,
+    /// Turns without a frame after which an idle worker sleeps, 1 to 1000000. Default 4096, about
+    /// 10 ms of polling.
+    #[serde(skip_serializing_if = "is_default_idle_turns")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub idle_turns: u32,
+    /// Order in which ports are served. Default `round-robin`.
+    pub schedule: Schedule,
+    /// How `hbs` treats a port that sends no frames. Default `pending`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub readiness: Readiness,
+    /// Interval between two refills of the cycle buckets in microseconds, 10 to 1000. Default 50.
+    #[schemars(range(min = 10, max = 1000))]
+    pub refill_us: u32,
+    /// Cycles per second that each worker may spend on frames. Default: its whole core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<CyclesPerSecond>,
+    /// CPUs for the daemon's other threads. Default: all but the workers'.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub control_cores: Vec<u32>,
+}
+
+impl Default for WorkerSection {
+    fn default() -> Self {
+        Self {
+            cores: Vec::new(),
+            idle_backoff_us: 50,
+            idle_turns: IDLE_TURNS,
+            schedule: Schedule::RoundRobin,
+            readiness: Readiness::Pending,
+            refill_us: 50,
+            capacity: None,
+            control_cores: Vec::new(),
+        }
+    }
+}
+
+/// `[forwarding]`: MAC learning and the classifier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ForwardingSection {
+    /// Seconds after which an unused MAC address is removed, 10 to 1000000 (802.1D). Default 300.
+    #[schemars(range(min = 10, max = 1_000_000))]
+    pub fdb_ageing_s: u32,
+    /// Size of the MAC table in addresses, 64 to 131072. A change needs a restart of the daemon.
+    /// Default 8192.
+    #[schemars(range(min = 64, max = 131_072))]
+    pub fdb_entries: u32,
+    /// Masks of each table of rules that are searched by hash, 1 to 128. A port, a tenant and the
+    /// host each have a table. At most 256 rules may have other masks. Default 32.
+    #[schemars(range(min = 1, max = 128))]
+    pub subtables_per_port: u32,
+}
+
+impl Default for ForwardingSection {
+    fn default() -> Self {
+        Self { fdb_ageing_s: 300, fdb_entries: 8192, subtables_per_port: 32 }
+    }
+}
+
+impl HostSection {
+    pub(super) fn check(&self, object: &Object<'_, Self>, report: &mut Report<'_>) {
+        check_name(object, &self.name, report);
+        check_socket(object, "socket", &self.socket, report);
+        if !self.state_dir.is_absolute() {
+            let problem = format!("directory {:?} is relative", self.state_dir);
+            report.at(object, "state_dir", problem, "write an absolute path");
+        }
+        if let Some(address) = self.metrics
+            && !self.metrics_any
+            && !address.ip().is_loopback()
+        {
+            let problem = format!("metrics address {address} can be reached from other machines");
+            let remedy = "use 127.0.0.1 or [::1], or set metrics_any = true";
+            report.at(object, "metrics", problem, remedy);
+        }
+        for (key, gib) in
+            [("memory_gib", self.memory_gib), ("memory_per_port_gib", self.memory_per_port_gib)]
+        {
+            if let Some(gib) = gib {
+                check_range(object, key, gib, 1..=131_072, report);
+            }
+        }
+        if let Some(wrong) = self.log.split(',').find(|directive| !is_directive(directive.trim())) {
+            let problem = format!("log directive {wrong:?} is not valid");
+            let remedy =
+                "write error, warn, info, debug or trace, or module=level, with commas between";
+            report.at(object, "log", problem, remedy);
+        }
+    }
+}
+
+fn is_directive(text: &str) -> bool {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_target =
+        |t: &str| !t.is_empty() && t.chars().all(|c| c.is_ascii_alphanumeric() || "_:".contains(c));
+    match text.split_once('=') {
+        Some((target, level)) => is_target(target) && LEVELS.contains(&level),
+        None => LEVELS.contains(&text),
+    }
+}
+
+impl WorkerSection {
+    /// Checks the keys; CPUs must be those of `machine`.
+    pub(super) fn check(
+        &self,
+        object: &Object<'_, Self>,
+        machine: &Machine,
+        report: &mut Report<'_>,
+    ) {
+        if self.cores.len() > WORKERS_MAX {
+            let problem = format!(
+                "{} worker cores are configured, the limit is {WORKERS_MAX}",
+                self.cores.len()
+            );
+            report.at(object, "cores", problem, "name fewer");
+        }
+        for (at, core) in self.cores.iter().enumerate() {
+            if self.cores[..at].contains(core) {
+                let problem = format!("core {core} is named twice, so two workers would share it");
+                report.at(object, &format!("cores.{at}"), problem, "name each core once");
+            }
+        }
+        check_range(object, "idle_backoff_us", self.idle_backoff_us, 0..=1_000, report);
+        check_range(object, "idle_turns", self.idle_turns, 1..=1_000_000, report);
+        check_range(object, "refill_us", self.refill_us, 10..=1_000, report);
+        let lists = [("cores", &self.cores), ("control_cores", &self.control_cores)];
+        let Some(usable) = &machine.cores else { return };
+        for (key, cores) in lists {
+            for (at, core) in cores.iter().enumerate().filter(|(_, core)| !usable.contains(core)) {
+                let problem = format!("core {core} is offline, or this process may not use it");
+                let all: Vec<String> = usable.iter().map(u32::to_string).collect();
+                let remedy = format!("choose one of {}", all.join(", "));
+                report.at(object, &format!("{key}.{at}"), problem, remedy);
+            }
+        }
+    }
+}
+
+impl ForwardingSection {
+    pub(super) fn check(&self, object: &Object<'_, Self>, report: &mut Report<'_>) {
+        check_range(object, "fdb_ageing_s", self.fdb_ageing_s, 10..=1_000_000, report);
+        check_range(object, "fdb_entries", self.fdb_entries, 64..=131_072, report);
+        check_range(object, "subtables_per_port", self.subtables_per_port, 1..=128, report);
+    }
+}

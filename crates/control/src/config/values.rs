@@ -1,0 +1,132 @@
+//! Checks of single values that several tables share: names, numbers, paths.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use penstock_toml::{Object, Report};
+
+/// Longest name, in bytes.
+const NAME_BYTES_MAX: usize = 32;
+/// Longest path of a unix socket: `sun_path` has 108 bytes, and the last one is 0.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Longest name in a topology, in bytes.
+const NODE_BYTES_MAX: usize = 63;
+
+/// Checks the form of names, and that each occurs once.
+pub(super) fn check_names<T>(objects: &[Object<'_, T>], report: &mut Report<'_>) {
+    let mut seen: BTreeMap<&str, ()> = BTreeMap::new();
+    for object in objects {
+        let Some(name) = object.name.as_deref() else { continue };
+        check_name(object, name, report);
+        if seen.insert(name, ()).is_some() {
+            let problem = format!("the name {name:?} is used twice");
+            report.at(object, "name", problem, "give each its own name");
+        }
+    }
+}
+
+pub(super) fn check_name<T>(object: &Object<'_, T>, name: &str, report: &mut Report<'_>) {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let remedy = format!("write 1 to {NAME_BYTES_MAX} characters of a-z A-Z 0-9 . _ -");
+    if name.is_empty() {
+        report.at(object, "name", "the name is empty", remedy);
+    } else if let Some(c) = name.chars().find(|c| !allowed(*c)) {
+        report.at(object, "name", format!("the name contains {c:?}"), remedy);
+    } else if name.len() > NAME_BYTES_MAX {
+        let problem = format!("the name has {} characters, the limit is 32", name.len());
+        report.at(object, "name", problem, remedy);
+    }
+}
+
+/// Reports the first object beyond `max`.
+pub(super) fn check_count<T>(
+    objects: &[Object<'_, T>],
+    kind: &str,
+    max: usize,
+    report: &mut Report<'_>,
+) {
+    if let Some(first) = objects.get(max) {
+        let problem = format!("{} {kind}s are too many, the limit is {max}", objects.len());
+        report.at(first, "name", problem, format!("remove {}", objects.len() - max));
+    }
+}
+
+/// Reports a number outside of its range.
+pub(super) fn check_range<T>(
+    object: &Object<'_, T>,
+    path: &str,
+    value: u32,
+    range: core::ops::RangeInclusive<u32>,
+    report: &mut Report<'_>,
+) {
+    if !range.contains(&value) {
+        let key = path.rsplit('.').next().unwrap_or(path);
+        let problem = format!("`{key}` {value} is out of range");
+        let remedy = format!("write a number from {} to {}", range.start(), range.end());
+        report.at(object, path, problem, remedy);
+    }
+}
+
+/// Checks that a path can be that of a unix socket.
+pub(super) fn check_socket<T>(
+    object: &Object<'_, T>,
+    path: &str,
+    socket: &std::path::Path,
+    report: &mut Report<'_>,
+) {
+    let bytes = socket.as_os_str().len();
+    if !socket.is_absolute() {
+        let problem = format!("socket path {socket:?} is relative");
+        report.at(object, path, problem, "write an absolute path");
+    } else if bytes > SOCKET_PATH_BYTES_MAX {
+        let problem = format!(
+            "socket path has {bytes} bytes, the limit of a unix socket is {SOCKET_PATH_BYTES_MAX}"
+        );
+        report.at(object, path, problem, "choose a shorter directory or name");
+    }
+}
+
+/// Reports a value outside of `range`, with the whole path as the key's name.
+pub(super) fn outside<T, V: PartialOrd + core::fmt::Display>(
+    object: &Object<'_, T>,
+    key: &str,
+    value: V,
+    range: &core::ops::RangeInclusive<V>,
+    report: &mut Report<'_>,
+) {
+    if !range.contains(&value) {
+        let problem = format!("`{key}` {value} is out of range");
+        report.at(object, key, problem, format!("write {} to {}", range.start(), range.end()));
+    }
+}
+
+/// Checks the name of a server or switch in a topology; `kind` is one of these words.
+pub(super) fn check_node<T>(
+    object: &Object<'_, T>,
+    name: Option<&str>,
+    kind: &str,
+    report: &mut Report<'_>,
+) {
+    let wrong = |name: &&str| {
+        name.is_empty()
+            || name.len() > NODE_BYTES_MAX
+            || name.chars().any(|c| c.is_control() || c.is_whitespace())
+    };
+    if let Some(name) = name.filter(wrong) {
+        let problem = format!("{name:?} is not a name of a {kind}");
+        let remedy = "write its name in the topology (1 to 63 characters, no blanks)";
+        report.at(object, "name", problem, remedy);
+    }
+}
+
+/// Checks that a path is absolute.
+pub(super) fn check_absolute<T>(
+    object: &Object<'_, T>,
+    key: &str,
+    path: Option<&Path>,
+    report: &mut Report<'_>,
+) {
+    if let Some(path) = path.filter(|path| !path.is_absolute()) {
+        report.at(object, key, format!("path {path:?} is relative"), "write an absolute path");
+    }
+}

@@ -1,0 +1,103 @@
+//! What a fabric's controller tells a host that is a switch.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::host::fabric_switch::PortQueues;
+
+const SWITCH: &str = r#"
+[[port]]
+name = "left"
+packet.interface = "eth1"
+trunk = [100, 101]
+egress = "wfq"
+link = "10G"
+wfq = { queues = 4 }
+
+[[port]]
+name = "right"
+packet.interface = "eth2"
+trunk = [100, 101]
+egress = "wfq"
+link = "10G"
+
+[switch]
+name = "leaf1"
+"#;
+
+fn told(weights: &[u32], map: &[(u8, u8)]) -> PortQueues {
+    PortQueues { weights: weights.to_vec(), map: map.iter().copied().collect() }
+}
+
+fn both(left: PortQueues, right: PortQueues) -> BTreeMap<String, PortQueues> {
+    [("left".to_owned(), left), ("right".to_owned(), right)].into()
+}
+
+/// Weights, and the code points by queue that is not the shared one.
+type InForce = Vec<(String, Vec<u16>, Vec<(u8, u8)>)>;
+
+fn in_force(host: &Host) -> InForce {
+    let one = |port: crate::host::SwitchPort| {
+        let weights = port.queues.iter().map(|queue| queue.weight).collect();
+        let own = port.queues.iter().filter(|queue| queue.queue != 0);
+        let map = own.flat_map(|q| q.dscps.iter().map(|dscp| (*dscp, q.queue))).collect();
+        (port.name, weights, map)
+    };
+    host.switch_ports().unwrap().into_iter().map(one).collect()
+}
+
+#[test]
+fn what_is_told_is_in_force_at_once_and_through_reloads() {
+    let text = format!("{TEXT}{SWITCH}");
+    let file = TempFile::new("switch", &text);
+    let (host, fake) = start(&file);
+    let fresh =
+        vec![("left".to_owned(), vec![1; 4], vec![]), ("right".to_owned(), vec![1; 8], vec![])];
+    assert_eq!(in_force(&host), fresh);
+    fake.calls();
+    let plan = both(told(&[1, 30, 0], &[(8, 1)]), told(&[5], &[(8, 7), (16, 2)]));
+    assert_eq!(host.set_switch(&plan).unwrap(), ["port left changed", "port right changed"]);
+    assert_eq!(fake.calls(), ["swap"], "in one change");
+    let now = vec![
+        ("left".to_owned(), vec![1, 30, 1, 1], vec![(8, 1)]),
+        ("right".to_owned(), vec![5, 1, 1, 1, 1, 1, 1, 1], vec![(16, 2), (8, 7)]),
+    ];
+    assert_eq!(in_force(&host), now);
+    assert_eq!((file.text(), host.config_toml()), (text.clone(), text.clone()), "not written");
+    assert_eq!(host.set_switch(&plan).unwrap(), Vec::<String>::new());
+    assert_eq!(fake.calls(), Vec::<String>::new(), "it is so already");
+    host.reload().unwrap();
+    assert_eq!(in_force(&host), now);
+    let error = host
+        .set_port("left", &[("wfq".into(), "{ weights = [9] }".into())], false)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("with [switch], the controller sets `weights`"), "{error}");
+    // All of the next, and nothing of the one before.
+    let next: BTreeMap<_, _> = [("left".to_owned(), told(&[], &[(8, 1)]))].into();
+    host.set_switch(&next).unwrap();
+    assert_eq!(in_force(&host)[0].2, [(8, 1)]);
+    assert_eq!(in_force(&host)[1], fresh[1]);
+}
+
+#[test]
+fn what_cannot_be_done_changes_nothing_and_says_why() {
+    let file = TempFile::new("switch-wrong", &format!("{TEXT}{SWITCH}"));
+    let (host, _) = start(&file);
+    let before = in_force(&host);
+    let wrong = |name: &str, queues| {
+        let error = host.set_switch(&[(name.to_owned(), queues)].into()).unwrap_err();
+        assert_eq!(in_force(&host), before);
+        error.to_string()
+    };
+    assert!(wrong("vm1", told(&[], &[])).contains("\"vm1\" is not a port with queues"));
+    assert!(wrong("none", told(&[], &[])).contains("\"none\" is not a port"));
+    assert!(wrong("left", told(&[10_001], &[])).contains("weight 10001 is above 10000"));
+    assert!(wrong("left", told(&[], &[(64, 1)])).contains("64 is not a DSCP"));
+    assert!(wrong("left", told(&[], &[(8, 64)])).contains("more than 64 queues"));
+    let alone = TempFile::new("switch-none", TEXT);
+    let (host, _) = start(&alone);
+    assert_eq!(host.switch_ports().unwrap(), []);
+    let error = host.set_switch(&BTreeMap::new()).unwrap_err().to_string();
+    assert!(error.contains("no switch of a fabric"), "{error}");
+}

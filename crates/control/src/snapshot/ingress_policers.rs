@@ -1,0 +1,150 @@
+//! Ingress policers: the rates that ports may send, by `police` and while a link is the bottleneck.
+//!
+//! A policer outlives a snapshot: it stays while its numbers do, so that an unrelated change fills
+//! no bucket. Each VM's port has a part of each link that is watched and not shared by `fair-share`
+//! or `wfq`. The parts depend on all ports and on the link, so all parts of a link change together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use penstock_dataplane::ingress_policer::{IngressPolicer, LinkLimit};
+use penstock_qos::bottleneck::{FRAME_OVERHEAD, limits, part_depth};
+use penstock_qos::policer::{Limit, Policer, RATE_MAX, RATE_MIN, Spec};
+use penstock_units::BitsPerSecond;
+
+use crate::config::{Egress, HostConfig, Port};
+
+/// A watched link.
+#[derive(Clone, Debug)]
+pub struct WatchedLink {
+    /// Its rate.
+    pub capacity: BitsPerSecond,
+    /// Whether its limits apply. The workers read it.
+    pub active: Arc<AtomicBool>,
+    /// Bytes on the link of the frames that its parts dropped; the workers count them.
+    pub held: Arc<AtomicU64>,
+    /// Each VM's part, by port.
+    parts: BTreeMap<String, Arc<Policer>>,
+}
+
+impl WatchedLink {
+    /// Each VM's part, by port: bits per second with what Ethernet adds to each frame.
+    pub fn parts(&self) -> impl Iterator<Item = (&str, BitsPerSecond)> {
+        self.parts.iter().filter_map(|(port, policer)| match policer.spec().limit() {
+            Limit::SingleRate { cir, .. } => Some((port.as_str(), cir)),
+            _ => None,
+        })
+    }
+}
+
+/// The ingress policers of a configuration.
+#[derive(Clone, Debug, Default)]
+pub(super) struct IngressPolicers {
+    own: BTreeMap<String, Arc<Policer>>,
+    pub(super) links: BTreeMap<String, WatchedLink>,
+}
+
+impl IngressPolicers {
+    /// The policers for `config`. Unchanged ones are taken over.
+    pub(super) fn next(&self, config: &HostConfig) -> Self {
+        let own = config.ports.iter().filter_map(|port| {
+            let policer = kept(self.own.get(&port.name), port.ingress_policer()?);
+            Some((port.name.clone(), policer))
+        });
+        let vms: Vec<&Port> = config.ports.iter().filter(|port| port.tenant.is_some()).collect();
+        let links = config.ports.iter().filter_map(|port| {
+            // An output that is shared needs no limits while it is full.
+            if port.egress != Egress::Fifo || port.tenant.is_some() {
+                return None;
+            }
+            let old = self.links.get(&port.name);
+            Some((port.name.clone(), link(old, port.link?.0, &vms)))
+        });
+        Self { own: own.collect(), links: links.collect() }
+    }
+
+    /// The policers of a port.
+    pub(super) fn of(&self, port: &str) -> Option<Arc<IngressPolicer>> {
+        let part = |link: &WatchedLink| {
+            let policer = Arc::clone(link.parts.get(port)?);
+            let (active, held) = (Arc::clone(&link.active), Arc::clone(&link.held));
+            Some(LinkLimit { active, held, policer })
+        };
+        let own = self.own.get(port).cloned();
+        let limits = IngressPolicer { own, links: self.links.values().filter_map(part).collect() };
+        (!limits.is_none()).then(|| Arc::new(limits))
+    }
+}
+
+fn kept(old: Option<&Arc<Policer>>, spec: Spec) -> Arc<Policer> {
+    let same = old.filter(|old| *old.spec() == spec);
+    same.cloned().unwrap_or_else(|| Arc::new(Policer::new(spec)))
+}
+
+fn link(old: Option<&WatchedLink>, capacity: BitsPerSecond, vms: &[&Port]) -> WatchedLink {
+    let bought: Vec<_> = vms.iter().map(|port| port.bought()).collect();
+    let parts = vms.iter().zip(limits(capacity, &bought)).filter_map(|(port, rate)| {
+        let cir = rate.clamp(RATE_MIN, RATE_MAX);
+        let spec = Spec::new(Limit::SingleRate { cir, cbs: part_depth(cir), ebs: 0 }).ok()?;
+        let old = old.and_then(|old| old.parts.get(&port.name));
+        Some((port.name.clone(), kept(old, spec.per_frame(FRAME_OVERHEAD))))
+    });
+    let (active, held) =
+        old.map(|old| (Arc::clone(&old.active), Arc::clone(&old.held))).unwrap_or_default();
+    WatchedLink { capacity, active, held, parts: parts.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{BitsPerSecond as Rate, IngressPolicer, IngressPolicy, Packet, Tap};
+
+    fn config() -> HostConfig {
+        let vm = |name: &str, cir: u64| Port {
+            tenant: Some("red".into()),
+            police: Some(IngressPolicer {
+                cir: Some(Rate(BitsPerSecond(cir))),
+                ..IngressPolicer::default()
+            }),
+            ..Port::new(name, Tap::new(name))
+        };
+        let link = Some(Rate(BitsPerSecond(1_000_000_000)));
+        let mut config: HostConfig = toml_edit::de::from_str("[host]\nname = \"h\"\n").unwrap();
+        config.ports = vec![
+            Port { link, ..Port::new("up", Packet::new("up")) },
+            vm("vm1", 200_000_000),
+            Port { ingress_policy: IngressPolicy::Bps, ..vm("vm2", 600_000_000) },
+        ];
+        config
+    }
+
+    #[test]
+    fn vms_have_parts_of_the_link_and_the_uplink_has_none() {
+        let table = IngressPolicers::default().next(&config());
+        let parts: Vec<_> = table.links["up"].parts().map(|(p, rate)| (p, rate.0)).collect();
+        assert_eq!(parts, [("vm1", 247_500_000), ("vm2", 742_500_000)]);
+        assert!(table.of("up").is_none());
+        let limits = |port: &str| table.of(port).map(|l| (l.own.is_some(), l.links.len()));
+        assert_eq!((limits("vm1"), limits("vm2")), (Some((false, 1)), Some((true, 1))));
+    }
+
+    #[test]
+    fn what_did_not_change_is_taken_over_with_its_level() {
+        let (before, mut config) = (IngressPolicers::default().next(&config()), config());
+        config.ports[2].priority = crate::config::Priority::default();
+        let after = before.next(&config);
+        let of = |table: &IngressPolicers, port: &str| table.of(port).unwrap();
+        let (old, new) = (of(&before, "vm2"), of(&after, "vm2"));
+        assert!(Arc::ptr_eq(old.own.as_ref().unwrap(), new.own.as_ref().unwrap()));
+        assert!(Arc::ptr_eq(&old.links[0].policer, &new.links[0].policer));
+        let cir = Some(Rate(BitsPerSecond(300_000_000)));
+        config.ports[2].police = Some(IngressPolicer { cir, ..IngressPolicer::default() });
+        let changed = of(&after.next(&config), "vm2");
+        assert!(!Arc::ptr_eq(new.own.as_ref().unwrap(), changed.own.as_ref().unwrap()));
+        assert!(
+            Arc::ptr_eq(&new.links[0].active, &changed.links[0].active),
+            "the link is the same"
+        );
+    }
+}

@@ -1,0 +1,404 @@
+//! `[controller]`, `[store]`, `[binding]`, `[tls]` and `[[switch]]`: the fabric's controller.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use penstock_fabric::dscp::Palette;
+use penstock_fabric::queue_binding::{Mode, Settings};
+use penstock_fabric::topology::NodeId;
+use penstock_toml::schema::{ADDRESS, Tables, has, need};
+use penstock_toml::{ConfigErrors, Object, Report, section};
+use penstock_units::Nanos;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use toml_edit::Table;
+
+use super::{FabricFile, SwitchFile, switch};
+
+pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];
+
+/// Limit on connections of agents with the same certificate.
+const CONNECTIONS_MAX: usize = 1_000;
+
+/// A controller as its file describes it.
+#[derive(Clone, Debug)]
+pub struct ControllerFile {
+    /// Name of the controller.
+    pub name: String,
+    /// The datacenter.
+    pub fabric: FabricFile,
+    /// Milliseconds between two decisions.
+    pub interval_ms: u64,
+    /// Milliseconds between two reports of an agent.
+    pub report_ms: u64,
+    /// Deadline of a message to a switch or host, in milliseconds.
+    pub answer_ms: u64,
+    /// Intervals between two comparisons of all switches with their plans; 0: never.
+    pub verify_every: u64,
+    /// Unix socket for operators.
+    pub socket: PathBuf,
+    /// Address where agents connect.
+    pub agents: Option<SocketAddr>,
+    /// Limit on connections of agents with the same certificate.
+    pub connections_per_certificate: usize,
+    /// URL of this controller, to which other controllers redirect agents while this one leads.
+    pub advertise: String,
+    /// Address of the page and of `/metrics`.
+    pub page: Option<SocketAddr>,
+    /// The store.
+    pub store: StoreFile,
+    /// Settings of queue binding.
+    pub binding: Settings,
+    /// Certificates of agents' connections; `None`: nothing is encrypted or authenticated.
+    pub tls: Option<TlsFiles>,
+    /// Drivers by node.
+    pub switches: BTreeMap<NodeId, SwitchFile>,
+}
+
+/// The store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreFile {
+    /// A file of this controller alone.
+    File(PathBuf),
+    /// etcd.
+    Etcd {
+        /// URLs of the members.
+        endpoints: Vec<String>,
+        /// Certificates for `https`.
+        tls: Option<TlsFiles>,
+    },
+}
+
+/// Certificates and a key, PEM.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// Certificate of the authority that signs the peers' certificates.
+    pub ca: PathBuf,
+    /// Certificate of this controller.
+    pub cert: PathBuf,
+    /// Private key of `cert`.
+    pub key: PathBuf,
+    /// Revocation lists of that authority.
+    pub crl: Option<PathBuf>,
+}
+
+impl TlsFiles {
+    fn seen_from(self, folder: &Path) -> Self {
+        Self {
+            ca: folder.join(self.ca),
+            cert: folder.join(self.cert),
+            key: folder.join(self.key),
+            crl: self.crl.map(|crl| folder.join(crl)),
+        }
+    }
+}
+
+/// `[controller]`: the controller itself.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Controller {
+    /// Name of the controller, unique among controllers of a fabric. Default `controller`.
+    #[serde(default = "one")]
+    name: String,
+    /// Path of the datacenter's file. A relative path begins at this file's folder.
+    topology: PathBuf,
+    /// Milliseconds between two decisions, 100 to 60000. Default 4000.
+    #[serde(default = "four_seconds")]
+    #[schemars(range(min = 100, max = 60_000))]
+    interval_ms: u64,
+    /// Milliseconds between two reports of an agent, 50 to `interval_ms`. Default 1000.
+    #[serde(default = "second")]
+    #[schemars(range(min = 50, max = 60_000))]
+    report_ms: u64,
+    /// Deadline of a message to a switch or host in milliseconds, 10 to 60000. Default 2000.
+    #[serde(default = "two_seconds")]
+    #[schemars(range(min = 10, max = 60_000))]
+    answer_ms: u64,
+    /// Intervals between two comparisons of all switches with their plans; 0: never. Default 5.
+    #[serde(default = "five")]
+    verify_every: u64,
+    /// Unix socket for operators. Default `/run/penstock/controller.sock`.
+    #[serde(default = "socket")]
+    socket: PathBuf,
+    /// Address where agents connect. Default: none.
+    #[schemars(with = "Option<String>")]
+    agents: Option<SocketAddr>,
+    /// Limit on connections of agents with the same certificate, 1 to 1000. Default 4.
+    #[serde(default = "four")]
+    #[schemars(range(min = 1, max = 1_000))]
+    connections_per_certificate: usize,
+    /// URL of this controller, to which other controllers redirect agents while this one leads.
+    /// Default: empty.
+    #[serde(default)]
+    advertise: String,
+    /// Address of the page and of `/metrics`. Default: none.
+    #[schemars(with = "Option<String>")]
+    page: Option<SocketAddr>,
+}
+
+/// The schema of a controller's file.
+pub(super) fn schema() -> String {
+    let mut tables = Tables::default();
+    let properties = json!({
+        "controller": tables.one::<Controller>(),
+        "store": tables.one::<StoreTable>(),
+        "binding": tables.one::<BindingTable>(),
+        "tls": tables.one::<TlsFiles>(),
+        "switch": tables.list::<switch::SwitchTable>()
+    });
+    let rules = json!({ "$defs": {
+        "Controller": { "properties": {
+            "agents": { "pattern": ADDRESS }, "page": { "pattern": ADDRESS }
+        } },
+        "StoreTable": {
+            "properties": { "tls": { "type": "object", "properties": { "crl": false } } },
+            "oneOf": [
+                has(&["path"]),
+                need(&["endpoints"], json!({ "endpoints": { "type": "array", "minItems": 1 } }))
+            ]
+        },
+        "BindingTable": { "properties": {
+            "reserved_code_points": { "items": { "maximum": 63 } }
+        } },
+        "Switch": switch::rules(),
+        "SwitchTls": { "dependentRequired": { "cert": ["key"], "key": ["cert"] } }
+    } });
+    let required = ["controller", "store"];
+    tables.file("A controller of a fabric.", properties, &required, rules)
+}
+
+fn one() -> String {
+    "controller".to_owned()
+}
+
+fn four() -> usize {
+    4
+}
+
+fn five() -> u64 {
+    5
+}
+
+fn second() -> u64 {
+    1_000
+}
+
+fn two_seconds() -> u64 {
+    2_000
+}
+
+fn four_seconds() -> u64 {
+    4_000
+}
+
+fn socket() -> PathBuf {
+    PathBuf::from("/run/penstock/controller.sock")
+}
+
+/// `[store]`: the store of tenants and decisions.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct StoreTable {
+    /// A file of this controller alone.
+    path: Option<PathBuf>,
+    /// URLs of etcd's members, instead of `path`.
+    #[serde(default)]
+    endpoints: Vec<String>,
+    /// Certificates for etcd with `https`.
+    tls: Option<TlsFiles>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+enum Map {
+    /// The code point is the queue.
+    #[default]
+    #[serde(rename = "static-map")]
+    Static,
+    /// The same queue on all ports of one switch.
+    #[serde(rename = "per-port-map")]
+    PerPort,
+    /// Any queue on each port.
+    #[serde(rename = "per-egress-map")]
+    PerEgress,
+}
+
+/// `[binding]`: how tenants get queues.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct BindingTable {
+    /// Relation between code points and queues. Default `static-map`.
+    #[serde(default)]
+    map: Map,
+    /// Code points that the controller never uses. Default: none.
+    #[serde(default)]
+    reserved_code_points: Vec<u8>,
+    /// Longest time of a packet in the fabric in milliseconds, 0 to 10000. Default 100.
+    #[serde(default = "hundred")]
+    #[schemars(range(max = 10_000))]
+    drain_ms: u64,
+    /// Intervals for which a tenant keeps a new queue. Default 2.
+    #[serde(default = "two")]
+    hold: u64,
+    /// Hysteresis in percent: a tenant takes another tenant's queue only if its score is higher by
+    /// this. Default 10.
+    #[serde(default = "ten")]
+    hysteresis_pct: u32,
+}
+
+impl Default for BindingTable {
+    fn default() -> Self {
+        Self {
+            map: Map::Static,
+            reserved_code_points: Vec::new(),
+            drain_ms: hundred(),
+            hold: two(),
+            hysteresis_pct: ten(),
+        }
+    }
+}
+
+fn hundred() -> u64 {
+    100
+}
+
+fn two() -> u64 {
+    2
+}
+
+fn ten() -> u32 {
+    10
+}
+
+/// Reads the sections. `fabric` reads the topology's file. Relative paths begin at `folder`.
+pub(super) fn read(
+    root: &Table,
+    folder: &Path,
+    report: &mut Report<'_>,
+    fabric: impl FnOnce(&Path) -> Result<FabricFile, ConfigErrors>,
+) -> Option<ControllerFile> {
+    let Some(object) = section::<Controller>(root, "controller", report) else {
+        report.file("the section [controller] is missing", "add [controller] with `topology`");
+        return None;
+    };
+    let controller = object.value.as_ref()?;
+    times(&object, controller, report);
+    agents(&object, controller, report);
+    let fabric = match fabric(&folder.join(&controller.topology)) {
+        Ok(fabric) => fabric,
+        Err(errors) => {
+            report.adopt(errors);
+            return None;
+        }
+    };
+    let tls = section::<TlsFiles>(root, "tls", report).and_then(|tls| tls.value);
+    let tls = tls.map(|tls| tls.seen_from(folder));
+    let binding = binding(root, &fabric, report);
+    let store = store(root, report);
+    let switches = switch::read(root, folder, &fabric.topology, report);
+    Some(ControllerFile {
+        name: controller.name.clone(),
+        interval_ms: controller.interval_ms,
+        report_ms: controller.report_ms,
+        answer_ms: controller.answer_ms,
+        verify_every: controller.verify_every,
+        socket: controller.socket.clone(),
+        agents: controller.agents,
+        connections_per_certificate: controller.connections_per_certificate,
+        advertise: controller.advertise.clone(),
+        page: controller.page,
+        store: store?,
+        binding: binding?,
+        tls,
+        switches,
+        fabric,
+    })
+}
+
+fn times(object: &Object<'_, Controller>, controller: &Controller, report: &mut Report<'_>) {
+    let bounds = [
+        ("interval_ms", controller.interval_ms, 100, 60_000),
+        ("report_ms", controller.report_ms, 50, controller.interval_ms),
+        ("answer_ms", controller.answer_ms, 10, 60_000),
+    ];
+    for (key, value, least, most) in bounds {
+        if !(least..=most).contains(&value) {
+            let problem = format!("`{key}`: {value} ms");
+            report.at(object, key, problem, format!("write {least} to {most}"));
+        }
+    }
+}
+
+fn agents(object: &Object<'_, Controller>, controller: &Controller, report: &mut Report<'_>) {
+    let number = controller.connections_per_certificate;
+    if !(1..=CONNECTIONS_MAX).contains(&number) {
+        let problem = format!("`connections_per_certificate`: {number}");
+        let remedy =
+            format!("write 1 to {CONNECTIONS_MAX}; an agent needs 1, and 2 while it reconnects");
+        report.at(object, "connections_per_certificate", problem, remedy);
+    }
+}
+
+fn store(root: &Table, report: &mut Report<'_>) -> Option<StoreFile> {
+    let Some(object) = section::<StoreTable>(root, "store", report) else {
+        report.file("the section [store] is missing", "add [store] with `path` or `endpoints`");
+        return None;
+    };
+    let table = object.value.as_ref()?;
+    match (&table.path, table.endpoints.is_empty()) {
+        (Some(path), true) => Some(StoreFile::File(path.clone())),
+        (None, false) => {
+            let (endpoints, tls) = (table.endpoints.clone(), table.tls.clone());
+            if tls.as_ref().is_some_and(|tls| tls.crl.is_some()) {
+                let problem = "`crl`: the client of etcd does not check revocation lists";
+                report.at(&object, "tls", problem, "remove `crl`");
+            }
+            Some(StoreFile::Etcd { endpoints, tls })
+        }
+        _ => {
+            let problem = "a store is either a file or etcd";
+            report.at(&object, "path", problem, "write `path`, or `endpoints`");
+            None
+        }
+    }
+}
+
+fn binding(root: &Table, fabric: &FabricFile, report: &mut Report<'_>) -> Option<Settings> {
+    let given = section::<BindingTable>(root, "binding", report);
+    let default = BindingTable::default();
+    let table = match &given {
+        Some(object) => object.value.as_ref()?,
+        None => &default,
+    };
+    let mode = match table.map {
+        Map::Static => Mode::StaticMap,
+        Map::PerPort => Mode::PerPortMap,
+        Map::PerEgress => Mode::PerEgressMap,
+    };
+    let mut wrong = |key: &str, problem: String, remedy: &str| match &given {
+        Some(object) => report.at(object, key, problem, remedy),
+        None => report.file(problem, remedy),
+    };
+    let palette = match Palette::without(&table.reserved_code_points) {
+        Ok(palette) => palette,
+        Err(error) => {
+            wrong("reserved_code_points", error.to_string(), "reserve fewer");
+            return None;
+        }
+    };
+    if table.drain_ms > 10_000 {
+        wrong("drain_ms", format!("`drain_ms`: {}", table.drain_ms), "write 0 to 10000");
+    }
+    // Of the reserved queues, binding uses only the shared one.
+    let queues = u8::try_from(fabric.policy.dedicated() + 1).unwrap_or(u8::MAX);
+    Some(Settings {
+        queues,
+        palette,
+        drain: Nanos::from_millis(table.drain_ms),
+        hold: table.hold,
+        hysteresis_permille: 1000 + 10 * table.hysteresis_pct.min(1000),
+        ..Settings::new(mode)
+    })
+}

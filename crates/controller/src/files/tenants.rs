@@ -1,0 +1,292 @@
+//! `[[tenant]]`: the requests of tenants.
+
+use std::collections::HashMap;
+
+use penstock_fabric::hose::{Hose, HoseError, VmClass};
+use penstock_fabric::tenant_placement::{Affinity, Request, Spread};
+use penstock_fabric::topology::Topology;
+use penstock_toml::BitsPerSecond;
+use penstock_toml::schema::{Tables, need};
+use penstock_toml::{Object, Report, list};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use toml_edit::Table;
+
+pub(super) const SECTIONS: [&str; 1] = ["tenant"];
+
+/// A kind of fault domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layer {
+    /// One server.
+    #[default]
+    Server,
+    /// All servers below a switch of the lowest layer.
+    Rack,
+    /// All servers below a switch of the second layer.
+    Pod,
+}
+
+impl Layer {
+    /// The number of the layer: 0, 1, 2.
+    #[must_use]
+    pub const fn number(self) -> usize {
+        self as usize
+    }
+}
+
+/// A tenant as its file describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TenantWish {
+    /// Name of the tenant.
+    pub name: String,
+    /// The request. [`Affinity::near`] and [`Affinity::apart`] are empty.
+    pub request: Request,
+    /// Earlier tenants and the layer of the fault domain that the tenant shares with them. An index
+    /// counts the known tenants first, then those of this file.
+    pub near: Vec<(usize, usize)>,
+    /// Earlier tenants and the layer of the fault domain that the tenant does not share with them.
+    pub apart: Vec<(usize, usize)>,
+}
+
+/// `[[tenant]]`: VMs, their guarantees, and limits on their placement.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Tenant {
+    /// Unique name.
+    name: String,
+    /// Number of VMs, if all have the same guarantee.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    vms: Option<u32>,
+    /// Guarantee of each VM for sending and receiving, in bits per second.
+    rate: Option<BitsPerSecond>,
+    /// Guarantee of each VM for sending, in bits per second. Instead of `rate`, with `recv`.
+    send: Option<BitsPerSecond>,
+    /// Guarantee of each VM for receiving, in bits per second. With `send`.
+    recv: Option<BitsPerSecond>,
+    /// Classes of VMs, instead of `vms` and `rate`.
+    #[serde(default)]
+    class: Vec<Class>,
+    /// Limit on VMs on one server. Default: no limit.
+    #[schemars(range(min = 1))]
+    most_per_server: Option<u32>,
+    /// Limit on VMs in one rack. Default: no limit.
+    #[schemars(range(min = 1))]
+    most_per_rack: Option<u32>,
+    /// Limit on VMs in one pod. Default: no limit.
+    #[schemars(range(min = 1))]
+    most_per_pod: Option<u32>,
+    /// Minimum number of servers with VMs of the tenant. Default 1.
+    #[schemars(range(min = 1))]
+    least_servers: Option<u32>,
+    /// Minimum number of racks with VMs of the tenant. Default 1.
+    #[schemars(range(min = 1))]
+    least_racks: Option<u32>,
+    /// Minimum number of pods with VMs of the tenant. Default 1.
+    #[schemars(range(min = 1))]
+    least_pods: Option<u32>,
+    /// Servers and switches below which all VMs must be. Default: anywhere.
+    #[serde(default)]
+    within: Vec<String>,
+    /// Earlier tenants with which the tenant must share a fault domain.
+    #[serde(default)]
+    near: Vec<String>,
+    /// Fault domain of `near`. Default `rack`.
+    #[serde(default = "rack")]
+    near_in: Layer,
+    /// Earlier tenants with which the tenant must not share a fault domain.
+    #[serde(default)]
+    apart: Vec<String>,
+    /// Fault domain of `apart`. Default `server`.
+    #[serde(default)]
+    apart_in: Layer,
+}
+
+fn rack() -> Layer {
+    Layer::Rack
+}
+
+/// `[[tenant.class]]`: VMs with the same guarantee.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Class {
+    /// Number of VMs.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    vms: u32,
+    /// Guarantee of each VM for sending and receiving, in bits per second.
+    rate: Option<BitsPerSecond>,
+    /// Guarantee of each VM for sending, in bits per second. Instead of `rate`, with `recv`.
+    send: Option<BitsPerSecond>,
+    /// Guarantee of each VM for receiving, in bits per second. With `send`.
+    recv: Option<BitsPerSecond>,
+}
+
+/// The schema of a file of tenants.
+pub(super) fn schema() -> String {
+    let mut tables = Tables::default();
+    let properties = json!({ "tenant": tables.list::<Tenant>() });
+    let guarantee = || -> Value {
+        json!([
+            need(&["rate"], json!({ "rate": true, "send": false, "recv": false })),
+            need(&["send", "recv"], json!({ "send": true, "recv": true, "rate": false }))
+        ])
+    };
+    let rules = json!({ "$defs": {
+        "Class": { "oneOf": guarantee() },
+        "Tenant": {
+            "if": need(&["class"], json!({ "class": { "type": "array", "minItems": 1 } })),
+            "then": { "properties": { "vms": false, "rate": false } },
+            "else": {
+                "properties": { "vms": true },
+                "required": ["vms"],
+                "oneOf": guarantee()
+            }
+        }
+    } });
+    tables.file("Tenants of a fabric.", properties, &[], rules)
+}
+
+pub(super) fn read(
+    root: &Table,
+    topology: &Topology,
+    known: &[String],
+    report: &mut Report<'_>,
+) -> Option<Vec<TenantWish>> {
+    let objects = list::<Tenant>(root, "tenant", report);
+    let mut names: HashMap<String, usize> = known.iter().cloned().zip(0..).collect();
+    let mut wishes = Vec::new();
+    for (at, object) in (known.len()..).zip(&objects) {
+        if let Some(name) = &object.name
+            && names.get(name).is_some_and(|at| *at >= known.len())
+        {
+            let problem = format!("the name `{name}` is taken");
+            report.at(object, "name", problem, "give each tenant a name of its own");
+        }
+        wishes.push(wish(object, topology, &names, report));
+        names.extend(object.name.clone().map(|name| (name, at)));
+    }
+    wishes.into_iter().collect()
+}
+
+fn wish(
+    object: &Object<'_, Tenant>,
+    topology: &Topology,
+    names: &HashMap<String, usize>,
+    report: &mut Report<'_>,
+) -> Option<TenantWish> {
+    let tenant = object.value.as_ref()?;
+    let hose = hose(object, tenant, report)?;
+    let (vms, slots) = (u64::from(hose.vms()), topology.slots_all());
+    if vms > slots {
+        let problem = format!("{vms} VMs, and the datacenter has {slots} slots");
+        report.at(object, "vms", problem, "ask for fewer VMs");
+    }
+    let spread = spread(object, tenant, topology, &hose, report);
+    let within = tenant.within.iter().enumerate().filter_map(|(at, name)| {
+        let node = topology.find(name);
+        if node.is_none() {
+            let problem = format!("the topology has no server or switch `{name}`");
+            report.at(object, &format!("within.{at}"), problem, "correct the name");
+        }
+        node
+    });
+    let affinity = Affinity { within: within.collect(), ..Affinity::default() };
+    let mut others = |key: &str, list: &[String], layer: Layer| -> Vec<(usize, usize)> {
+        let found = list.iter().enumerate().filter_map(|(at, name)| {
+            let other = names.get(name).copied();
+            if other.is_none() {
+                let problem = format!("there is no tenant `{name}` before this one");
+                let remedy = "correct the name, or move that tenant up";
+                report.at(object, &format!("{key}.{at}"), problem, remedy);
+            }
+            Some((other?, layer.number()))
+        });
+        found.collect()
+    };
+    let near = others("near", &tenant.near, tenant.near_in);
+    let apart = others("apart", &tenant.apart, tenant.apart_in);
+    let request = Request { hose, spread, affinity };
+    Some(TenantWish { name: tenant.name.clone(), request, near, apart })
+}
+
+fn hose(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) -> Option<Hose> {
+    let classes = if tenant.class.is_empty() {
+        let Some(vms) = tenant.vms else {
+            report.at(object, "vms", "`vms` is missing", "add `vms = ...`, or [[tenant.class]]");
+            return None;
+        };
+        vec![Class { vms, rate: tenant.rate, send: tenant.send, recv: tenant.recv }]
+    } else if tenant.vms.is_some() || tenant.rate.is_some() {
+        let problem = "both `vms` or `rate` and [[tenant.class]]";
+        report.at(object, "class", problem, "write one of the two");
+        return None;
+    } else {
+        tenant.class.clone()
+    };
+    let mut kinds = Vec::new();
+    for class in classes {
+        let (send, recv) = match (class.rate, class.send, class.recv) {
+            (Some(rate), None, None) => (rate, rate),
+            (None, Some(send), Some(recv)) => (send, recv),
+            _ => {
+                let problem = "a guarantee is `rate`, or `send` and `recv`";
+                report.at(object, "rate", problem, "write `rate`, or `send` and `recv`");
+                return None;
+            }
+        };
+        kinds.push(VmClass { vms: class.vms, send: send.0, recv: recv.0 });
+    }
+    let hose = Hose::new(kinds);
+    if let Err(error) = &hose {
+        let text = error.to_string();
+        let (problem, remedy) = text.split_once("; ").unwrap_or((&text, "see docs/fabric.md"));
+        let key = match error {
+            HoseError::ZeroRate | HoseError::Overflow => "rate",
+            _ => "vms",
+        };
+        report.at(object, key, problem, remedy);
+    }
+    hose.ok()
+}
+
+fn spread(
+    object: &Object<'_, Tenant>,
+    tenant: &Tenant,
+    topology: &Topology,
+    hose: &Hose,
+    report: &mut Report<'_>,
+) -> Vec<Spread> {
+    let bounds = [
+        (
+            Layer::Server,
+            tenant.most_per_server,
+            "most_per_server",
+            tenant.least_servers,
+            "least_servers",
+        ),
+        (Layer::Rack, tenant.most_per_rack, "most_per_rack", tenant.least_racks, "least_racks"),
+        (Layer::Pod, tenant.most_per_pod, "most_per_pod", tenant.least_pods, "least_pods"),
+    ];
+    let mut spread = Vec::new();
+    for (layer, most_vms, most_key, least_domains, least_key) in bounds {
+        let layer = layer.number();
+        if most_vms.is_none() && least_domains.is_none() {
+            continue;
+        }
+        let key = if most_vms.is_some() { most_key } else { least_key };
+        if layer >= topology.layers() {
+            report.at(object, key, "the topology has no such layer", "remove the bound");
+            continue;
+        }
+        if most_vms == Some(0) || least_domains == Some(0) {
+            report.at(object, key, "the bound is 0", "write 1 or more");
+        }
+        if least_domains.is_some_and(|least| least > hose.vms()) {
+            let problem = format!("more fault domains than VMs ({})", hose.vms());
+            report.at(object, least_key, problem, "write at most the number of VMs");
+        }
+        spread.push(Spread { layer, most_vms, least_domains });
+    }
+    spread
+}

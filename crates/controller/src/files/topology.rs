@@ -1,0 +1,413 @@
+//! `[fabric]`, `[servers]` and `[[tier]]`, or `[[server]]`, `[[switch]]` and `[[link]]`; `[[out]]`.
+
+use penstock_fabric::ledger::Service;
+use penstock_fabric::tenant_placement::{Policy, QueueWeight};
+use penstock_fabric::topology::{
+    LinkSpec, NodeId, NodeSpec, Regular, RegularError, SpecError, Tier, Topology, TopologySpec,
+};
+use penstock_toml::BitsPerSecond;
+use penstock_toml::schema::{Tables, has, need};
+use penstock_toml::{Object, Report, list, section};
+use penstock_units as units;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use toml_edit::Table;
+
+pub(super) const SECTIONS: [&str; 7] =
+    ["fabric", "servers", "tier", "server", "switch", "link", "out"];
+
+/// A datacenter as its file describes it.
+#[derive(Clone, Debug)]
+pub struct FabricFile {
+    /// Name of the datacenter.
+    pub name: String,
+    /// Its tree.
+    pub topology: Topology,
+    /// The regular tree, if the file describes one.
+    pub regular: Option<Regular>,
+    /// Part of each link's rate that is never reserved, in thousandths.
+    pub headroom_permille: u32,
+    /// Policy of placement: queues and their weight.
+    pub policy: Policy,
+    /// Nodes that accept no new VMs.
+    pub out: Vec<(NodeId, Service)>,
+}
+
+/// `[fabric]`: the datacenter.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Fabric {
+    /// Name of the datacenter. Default: empty.
+    #[serde(default)]
+    name: String,
+    /// Part of each link's rate that is never reserved, in percent, 0 to 100. Default 0.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 100))]
+    headroom_pct: f64,
+    /// Queues of a switch port, 2 to 64. Default 8.
+    #[serde(default = "eight")]
+    #[schemars(range(min = 2, max = 64))]
+    queues: u8,
+    /// Queues that tenants never get for themselves, including the shared queue: 1 to `queues` - 1.
+    /// Default 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 63))]
+    reserved_queues: u8,
+    /// Weight of queues against bandwidth in placement, 0 to 1. Default: by load.
+    #[schemars(range(min = 0, max = 1))]
+    queue_weight: Option<f64>,
+}
+
+fn eight() -> u8 {
+    8
+}
+
+fn one() -> u8 {
+    1
+}
+
+/// `[servers]`: the servers of a regular tree.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Servers {
+    /// VMs that each server can have, 1 to 1048576.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    slots: u32,
+}
+
+/// `[[tier]]`: a layer of a regular tree, the lowest first.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct TierTable {
+    /// Groups of the tier below (servers, racks, pods) in a group of this tier.
+    #[schemars(range(min = 1))]
+    fan_out: u32,
+    /// Links of each node below into this tier. Default 1.
+    #[serde(default = "one_link")]
+    #[schemars(range(min = 1))]
+    uplinks: u32,
+    /// Bits per second of each such link, in each direction.
+    rate: Option<BitsPerSecond>,
+    /// Ratio of the rate below a node to its rate upwards, instead of `rate`.
+    oversubscription: Option<f64>,
+}
+
+fn one_link() -> u32 {
+    1
+}
+
+/// `[[server]]`: a server of a listed tree.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Server {
+    /// Unique name.
+    name: String,
+    /// VMs that the server can have, 1 to 1048576.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    slots: u32,
+}
+
+/// `[[switch]]`: a switch of a listed tree.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Switch")]
+struct SwitchNode {
+    /// Unique name.
+    name: String,
+}
+
+/// `[[link]]`: a link from a node to one in the layer above.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Link {
+    /// The lower node.
+    from: String,
+    /// The upper node.
+    to: String,
+    /// Bits per second in each direction: the sum of all cables between the nodes.
+    rate: BitsPerSecond,
+}
+
+/// `[[out]]`: a node that accepts no new VMs.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Out {
+    /// Name of a server or switch.
+    node: String,
+    /// Reason.
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    /// An operator wants to remove it.
+    Drained,
+    /// It does not work.
+    Failed,
+}
+
+/// The schema of a datacenter's file.
+pub(super) fn schema() -> String {
+    let mut tables = Tables::default();
+    let properties = json!({
+        "fabric": tables.one::<Fabric>(),
+        "servers": tables.one::<Servers>(),
+        "tier": tables.list::<TierTable>(),
+        "server": tables.list::<Server>(),
+        "switch": tables.list::<SwitchNode>(),
+        "link": tables.list::<Link>(),
+        "out": tables.list::<Out>()
+    });
+    let rules = json!({
+        "oneOf": [
+            need(&["servers", "tier"], json!({
+                "servers": true, "tier": true, "server": false, "switch": false, "link": false
+            })),
+            need(&["server"], json!({ "server": true, "servers": false, "tier": false }))
+        ],
+        "$defs": { "TierTable": {
+            "properties": { "oversubscription": { "type": "number", "exclusiveMinimum": 0 } },
+            "oneOf": [has(&["rate"]), has(&["oversubscription"])]
+        } }
+    });
+    tables.file("A datacenter of a fabric.", properties, &["fabric"], rules)
+}
+
+pub(super) fn read(root: &Table, report: &mut Report<'_>) -> Option<FabricFile> {
+    let fabric = section::<Fabric>(root, "fabric", report);
+    let fabric = fabric.unwrap_or_else(|| {
+        report.file("the section [fabric] is missing", "add [fabric] with `name = \"...\"`");
+        Object { label: "[fabric]".to_owned(), name: None, value: None, table: None }
+    });
+    let policy = check_fabric(&fabric, report);
+    let regular = root.contains_key("servers") || root.contains_key("tier");
+    let listed = ["server", "switch", "link"].iter().any(|key| root.contains_key(key));
+    let (topology, regular) = match (regular, listed) {
+        (true, false) => read_regular(root, report)?,
+        (false, true) => (read_listed(root, report)?, None),
+        (true, true) => {
+            let problem = "the file has a regular tree and also single servers, switches or links";
+            report
+                .file(problem, "write [servers] and [[tier]], or [[server]], [[switch]], [[link]]");
+            return None;
+        }
+        (false, false) => {
+            let remedy = "write [servers] and [[tier]], or [[server]], [[switch]] and [[link]]";
+            report.file("there is no topology", remedy);
+            return None;
+        }
+    };
+    let out = read_out(root, &topology, report);
+    let fabric = fabric.value?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1000")]
+    let headroom_permille = (fabric.headroom_pct * 10.0).round() as u32;
+    Some(FabricFile {
+        name: fabric.name,
+        topology,
+        regular,
+        headroom_permille,
+        policy: policy?,
+        out,
+    })
+}
+
+fn check_fabric(object: &Object<'_, Fabric>, report: &mut Report<'_>) -> Option<Policy> {
+    let fabric = object.value.as_ref()?;
+    if !(0.0..=100.0).contains(&fabric.headroom_pct) {
+        let problem = format!("`headroom_pct`: {} is out of range", fabric.headroom_pct);
+        report.at(object, "headroom_pct", problem, "write 0 to 100");
+    }
+    let policy = Policy {
+        queues: fabric.queues.into(),
+        reserved_queues: fabric.reserved_queues.into(),
+        queue_weight: fabric.queue_weight.map_or(QueueWeight::ByLoad, QueueWeight::Fixed),
+        ..Policy::default()
+    };
+    if !(2..=64).contains(&fabric.queues) {
+        let problem = format!("`queues` {} is out of range", fabric.queues);
+        report.at(object, "queues", problem, "write 2 to 64");
+    } else if let Err(error) = policy.check() {
+        let key = if fabric.queue_weight.is_some_and(|w| !(0.0..=1.0).contains(&w)) {
+            "queue_weight"
+        } else {
+            "reserved_queues"
+        };
+        said(report, object, key, &error.to_string());
+    }
+    Some(policy)
+}
+
+/// Reports `problem; remedy`.
+fn said<T>(report: &mut Report<'_>, object: &Object<'_, T>, key: &str, text: &str) {
+    let (problem, remedy) = text.split_once("; ").unwrap_or((text, "see docs/fabric.md"));
+    report.at(object, key, problem, remedy);
+}
+
+fn read_regular(root: &Table, report: &mut Report<'_>) -> Option<(Topology, Option<Regular>)> {
+    let servers = section::<Servers>(root, "servers", report);
+    if servers.is_none() {
+        report.file("the section [servers] is missing", "add [servers] with `slots = ...`");
+    }
+    let tables = list::<TierTable>(root, "tier", report);
+    let servers = servers?;
+    let mut tiers: Vec<Tier> = Vec::new();
+    for object in &tables {
+        let tier = object.value.as_ref()?;
+        let rate = tier_rate(object, tier, tiers.last(), report)?;
+        tiers.push(Tier { fan_out: tier.fan_out, uplinks: tier.uplinks, rate });
+    }
+    let regular = Regular { slots: servers.value.as_ref()?.slots, tiers };
+    match regular.build() {
+        Ok(topology) => Some((topology, Some(regular))),
+        Err(error) => {
+            let text = error.to_string();
+            match (&error, tables.first()) {
+                (RegularError::Zero { tier, what }, _) if tables.get(tier - 1).is_some() => {
+                    said(report, &tables[tier - 1], what, &text);
+                }
+                (RegularError::Slots(_), _) | (_, None) => {
+                    let text = text.replace(": ", "; ");
+                    said(report, &servers, "slots", &text);
+                }
+                (_, Some(first)) => said(report, first, "fan_out", &text.replace(": ", "; ")),
+            }
+            None
+        }
+    }
+}
+
+/// A tier's rate: the written one, or computed from the over-subscription.
+fn tier_rate(
+    object: &Object<'_, TierTable>,
+    tier: &TierTable,
+    below: Option<&Tier>,
+    report: &mut Report<'_>,
+) -> Option<units::BitsPerSecond> {
+    match (tier.rate, tier.oversubscription, below) {
+        (Some(rate), None, _) => Some(rate.0),
+        (None, Some(ratio), Some(below)) => {
+            if !(ratio.is_finite() && ratio > 0.0) {
+                let problem = format!("`oversubscription`: {ratio} is not a ratio above 0");
+                report.at(object, "oversubscription", problem, "write 1 for 1:1, 4 for 4:1");
+                return None;
+            }
+            #[expect(clippy::cast_precision_loss, reason = "a rate by a ratio")]
+            let down = below.rate.0 as f64 * f64::from(below.fan_out);
+            let rate = down / (ratio * f64::from(tier.uplinks.max(1)));
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
+            let rate = rate as u64;
+            Some(units::BitsPerSecond(rate))
+        }
+        (None, Some(_), None) => {
+            let problem = "the lowest tier has no tier below it, so it has no over-subscription";
+            report.at(object, "oversubscription", problem, "write its `rate`");
+            None
+        }
+        (Some(_), Some(_), _) => {
+            let problem = "both `rate` and `oversubscription`";
+            report.at(object, "oversubscription", problem, "write one of them");
+            None
+        }
+        (None, None, _) => {
+            report.at(object, "rate", "`rate` is missing", "add `rate = ...`");
+            None
+        }
+    }
+}
+
+fn read_listed(root: &Table, report: &mut Report<'_>) -> Option<Topology> {
+    let servers = list::<Server>(root, "server", report);
+    let switches = list::<SwitchNode>(root, "switch", report);
+    let links = list::<Link>(root, "link", report);
+    let mut spec = TopologySpec::default();
+    for object in &servers {
+        let server = object.value.as_ref()?;
+        spec.nodes.push(NodeSpec { name: server.name.clone(), slots: Some(server.slots) });
+    }
+    for object in &switches {
+        spec.nodes.push(NodeSpec { name: object.value.as_ref()?.name.clone(), slots: None });
+    }
+    for object in &links {
+        let link = object.value.as_ref()?;
+        let (child, parent) = (link.from.clone(), link.to.clone());
+        spec.links.push(LinkSpec { child, parent, rate: link.rate.0 });
+    }
+    let errors = match spec.build() {
+        Ok(topology) => return Some(topology),
+        Err(errors) => errors,
+    };
+    for error in errors {
+        let text = error.to_string();
+        // The remedy is the last clause. Some problems have several clauses.
+        let (problem, remedy) = text.rsplit_once("; ").unwrap_or((&text, "see docs/fabric.md"));
+        let key = match &error {
+            SpecError::Slots { .. } => "slots",
+            SpecError::ZeroRate { .. } => "rate",
+            SpecError::AboveServer { .. } => "to",
+            SpecError::Unknown { at, name } => {
+                let from = links.get(*at).and_then(|link| link.value.as_ref());
+                if from.is_some_and(|link| link.from == *name) { "from" } else { "to" }
+            }
+            _ => "name",
+        };
+        match place(&error) {
+            MistakePlace::Node(at) if at < servers.len() => {
+                report.at(&servers[at], key, problem, remedy)
+            }
+            MistakePlace::Node(at) => match switches.get(at - servers.len()) {
+                Some(switch) => report.at(switch, key, problem, remedy),
+                None => report.file(problem, remedy),
+            },
+            MistakePlace::Link(at) => match links.get(at) {
+                Some(link) => report.at(link, key, problem, remedy),
+                None => report.file(problem, remedy),
+            },
+            MistakePlace::File => report.file(problem, remedy),
+        }
+    }
+    None
+}
+
+/// The object of a mistake.
+enum MistakePlace {
+    Node(usize),
+    Link(usize),
+    File,
+}
+
+fn place(error: &SpecError) -> MistakePlace {
+    match error {
+        SpecError::DuplicateName { at, .. }
+        | SpecError::Slots { at, .. }
+        | SpecError::Childless { at, .. }
+        | SpecError::TwoWays { at, .. } => MistakePlace::Node(*at),
+        SpecError::Unknown { at, .. }
+        | SpecError::ZeroRate { at, .. }
+        | SpecError::DuplicateLink { at, .. }
+        | SpecError::AboveServer { at, .. }
+        | SpecError::Cycle { at, .. }
+        | SpecError::Jump { at, .. } => MistakePlace::Link(*at),
+        _ => MistakePlace::File,
+    }
+}
+
+fn read_out(root: &Table, topology: &Topology, report: &mut Report<'_>) -> Vec<(NodeId, Service)> {
+    let mut out = Vec::new();
+    for object in list::<Out>(root, "out", report) {
+        let Some(value) = object.value.as_ref() else { continue };
+        let service = match value.state {
+            State::Drained => Service::Drained,
+            State::Failed => Service::Failed,
+        };
+        match topology.find(&value.node) {
+            Some(node) => out.push((node, service)),
+            None => {
+                let problem = format!("the topology has no server or switch `{}`", value.node);
+                report.at(&object, "node", problem, "correct the name");
+            }
+        }
+    }
+    out
+}

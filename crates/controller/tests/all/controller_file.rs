@@ -1,0 +1,199 @@
+//! A controller's file: what it says of switches, and what refuses it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use penstock_controller::files::{ControllerFile, DriverFile, PenstockFile, load_controller};
+
+const TOPOLOGY: &str = "[fabric]\nname = \"dc\"\n\n[servers]\nslots = 4\n\n\
+    [[tier]]\nfan_out = 2\nrate = \"10G\"\n";
+const HEAD: &str = "[controller]\ntopology = \"fabric.toml\"\n\n[store]\npath = \"s\"\n\n\
+    [[switch]]\nname = \"rack-0\"\ninterfaces = { server-0 = [\"a\"], server-1 = [\"b\"] }\n";
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("penstock-file-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("fabric.toml"), TOPOLOGY).unwrap();
+        Self(folder)
+    }
+
+    /// The file, with these keys of its switch; or its mistakes, without their place.
+    fn read(&self, switch: &str) -> Result<ControllerFile, Vec<String>> {
+        let file = self.0.join("controller.toml");
+        fs::write(&file, format!("{HEAD}{switch}")).unwrap();
+        let text = |error: &dyn ToString| {
+            let text = error.to_string();
+            text.split_once(": ").unwrap().1.to_owned()
+        };
+        load_controller(&file).map_err(|errors| errors.0.iter().map(|e| text(e)).collect())
+    }
+
+    fn mistakes(&self, switch: &str) -> Vec<String> {
+        self.read(switch).map(|_| ()).unwrap_err()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_gnmi_switch_is_read_with_its_files_as_seen_from_the_folder() {
+    let folder = Folder::new();
+    let switch = "driver = \"gnmi\"\naddress = \"10.0.0.9:9339\"\n\
+        tls = { ca = \"ca.pem\", cert = \"/etc/c.pem\", key = \"c.key\", server_name = \"leaf\" }\n\
+        user = \"admin\"\npassword_file = \"word\"\n";
+    let file = folder.read(switch).unwrap();
+    let (_, switch) = file.switches.first_key_value().unwrap();
+    let DriverFile::Gnmi { address, tls: Some(tls), login: Some(login) } = &switch.driver else {
+        panic!("{:?}", switch.driver)
+    };
+    assert_eq!(address, "10.0.0.9:9339");
+    assert_eq!(
+        (&tls.ca, tls.key.as_ref()),
+        (&folder.0.join("ca.pem"), Some(&folder.0.join("c.key")))
+    );
+    assert_eq!(tls.cert, Some(PathBuf::from("/etc/c.pem")));
+    assert_eq!((&*login.user, &login.password), ("admin", &folder.0.join("word")));
+}
+
+#[test]
+fn what_is_wrong_with_a_gnmi_switch_is_told() {
+    let folder = Folder::new();
+    let of = |keys: &str| folder.mistakes(&format!("driver = \"gnmi\"\n{keys}"));
+    let at = "address = \"10.0.0.9:9339\"\n";
+    let told = |what: &str| vec![format!("switch \"rack-0\": {what}")];
+    let missing =
+        "`address` is missing; write host and port of its gNMI target, as in \"10.0.0.9:9339\"";
+    assert_eq!(of(""), told(missing));
+    for wrong in ["10.0.0.9", ":9339", "https://10.0.0.9:9339", "h:0"] {
+        let what = "has no host or no port; write both, as in \"10.0.0.9:9339\"";
+        assert_eq!(of(&format!("address = {wrong:?}\n")), told(&format!("{wrong:?} {what}")));
+    }
+    assert_eq!(
+        of(&format!("{at}tls = {{ ca = \"a\", key = \"k\" }}\n")),
+        told("`cert` and `key` belong together; write both, or neither")
+    );
+    assert_eq!(
+        of(&format!("{at}user = \"a\"\npassword_file = \"p\"\n")),
+        told("the password would cross the network unencrypted; add `tls`")
+    );
+    assert_eq!(
+        of(&format!("{at}tls = {{ ca = \"a\" }}\nuser = \"a\"\n")),
+        told("`user` without `password_file`; name a file with it")
+    );
+    assert_eq!(
+        of(&format!("{at}tls = {{ ca = \"a\" }}\npassword_file = \"a\"\n")),
+        told("`password_file` without `user`; add `user`")
+    );
+}
+
+#[test]
+fn a_sonic_switch_is_read_with_what_its_image_is_like() {
+    let folder = Folder::new();
+    let at = "driver = \"sonic-configdb\"\naddress = \"redis://10.0.0.9:6379\"\n";
+    let sonic = |more: &str| {
+        let file = folder.read(&format!("{at}{more}")).unwrap();
+        let (_, switch) = file.switches.first_key_value().unwrap();
+        let DriverFile::Sonic(sonic) = &switch.driver else { panic!("{:?}", switch.driver) };
+        sonic.clone()
+    };
+    let plain = sonic("");
+    assert_eq!((plain.classes, plain.password), (None, None));
+    assert!(!plain.bracketed && !plain.control_queue);
+    let all = sonic(
+        "classes = 4\nreferences = \"bracketed\"\ncontrol_queue = true\npassword_file = \"word\"\n",
+    );
+    assert_eq!((all.classes, all.password), (Some(4), Some(folder.0.join("word"))));
+    assert!(all.bracketed && all.control_queue);
+    assert_eq!(
+        folder.mistakes(&format!("{at}classes = 17\n")),
+        ["switch \"rack-0\": `classes`: 17 traffic classes; write 2 to 16"]
+    );
+    assert_eq!(
+        folder.mistakes("driver = \"sim\"\ncontrol_queue = true\n"),
+        ["switch \"rack-0\": `control_queue` is not a key of driver \"sim\"; remove it, or write \
+             another driver"]
+    );
+}
+
+#[test]
+fn keys_of_another_driver_are_mistakes() {
+    let folder = Folder::new();
+    assert!(folder.read("driver = \"sim\"\n").is_ok());
+    assert_eq!(
+        folder.mistakes("driver = \"linux-tc\"\naddress = \"x\"\ntls = { ca = \"a\" }\n"),
+        [
+            "switch \"rack-0\": `address` is not a key of driver \"linux-tc\"; remove it, or write \
+             another driver",
+            "switch \"rack-0\": `tls` is not a key of driver \"linux-tc\"; remove it, or write \
+             another driver",
+        ]
+    );
+    assert_eq!(folder.mistakes("driver = \"sim\"\nnetns = \"x\"\n").len(), 1);
+    let unknown = folder.mistakes("driver = \"gnmy\"\n");
+    assert!(unknown[0].contains("\"gnmy\" is unknown; write sim, linux-tc"), "{unknown:?}");
+}
+
+#[test]
+fn a_switch_of_ours_is_on_a_socket_or_behind_certificates() {
+    let folder = Folder::new();
+    let of = |keys: &str| folder.read(&format!("driver = \"penstock\"\n{keys}"));
+    let driver = |file: ControllerFile| file.switches.into_values().next().unwrap().driver;
+    let socket = driver(of("address = \"unix:///run/leaf.sock\"\n").unwrap());
+    assert_eq!(socket, DriverFile::Penstock(PenstockFile::Socket("/run/leaf.sock".into())));
+    let tls = "address = \"leaf:7100\"\ntls = { ca = \"a\", cert = \"c\", key = \"k\" }\n";
+    let DriverFile::Penstock(PenstockFile::Tcp { address, cert, server_name, .. }) =
+        driver(of(tls).unwrap())
+    else {
+        panic!("not by TCP")
+    };
+    assert_eq!((&*address, cert, &*server_name), ("leaf:7100", folder.0.join("c"), "rack-0"));
+    let mistake = |keys: &str| of(keys).map(|_| ()).unwrap_err();
+    for (keys, why) in [
+        ("", "write unix:///PATH of its socket, or HOST:PORT"),
+        ("address = \"unix://run/leaf.sock\"\n", "\"run/leaf.sock\" is relative"),
+        ("address = \"unix:///a\"\ntls = { ca = \"a\" }\n", "`tls` has no effect on a unix socket"),
+        ("address = \"leaf:7100\"\n", "needs certificates; add `tls`"),
+        ("address = \"leaf:7100\"\ntls = { ca = \"a\" }\n", "add `cert` and `key`"),
+        ("address = \"unix:///a\"\nuser = \"a\"\n", "not a key of driver \"penstock\""),
+    ] {
+        let mistakes = mistake(keys);
+        assert!(mistakes.len() == 1 && mistakes[0].contains(why), "{keys}: {mistakes:?}");
+    }
+}
+
+#[test]
+fn connections_of_a_certificate_are_within_reason() {
+    let folder = Folder::new();
+    assert_eq!(folder.read("driver = \"sim\"\n").unwrap().connections_per_certificate, 4);
+    let file = folder.0.join("controller.toml");
+    let key = "[controller]\nconnections_per_certificate = 0";
+    let text = format!("{HEAD}driver = \"sim\"\n").replace("[controller]", key);
+    fs::write(&file, text).unwrap();
+    let error = load_controller(&file).unwrap_err().to_string();
+    assert!(error.contains("`connections_per_certificate`: 0; write 1 to 1000"), "{error}");
+}
+
+#[test]
+fn reserved_queues_are_not_the_controllers_to_give() {
+    let folder = Folder::new();
+    let bound = |keys: &str| {
+        let text = TOPOLOGY.replace("\n\n[servers]", &format!("\n{keys}\n\n[servers]"));
+        fs::write(folder.0.join("fabric.toml"), text).unwrap();
+        folder.read("driver = \"linux-tc\"\n").unwrap().binding.queues
+    };
+    assert_eq!(bound(""), 8);
+    assert_eq!(bound("queues = 8\nreserved_queues = 3"), 6, "the shared one and five");
+    assert_eq!(bound("queues = 4\nreserved_queues = 3"), 2);
+}

@@ -1,0 +1,85 @@
+//! serde's messages as problem and remedy.
+
+use crate::report::Hint;
+
+/// Whether serde's message is about an unknown key that looks like no known one.
+pub(crate) fn is_stray(message: &str) -> bool {
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let Some((wrong, known)) = quoted.split_first() else { return false };
+    message.starts_with("unknown field") && *wrong != "type" && meant(wrong, known).is_none()
+}
+
+/// The key that serde says is missing.
+pub(crate) fn missing_key(message: &str) -> Option<String> {
+    let key = message.strip_prefix("missing field `")?.split('`').next()?;
+    Some(key.to_owned())
+}
+
+/// Turns serde's message into problem and remedy.
+pub(crate) fn explain(message: &str, key: Option<&str>, hint: Hint) -> (String, String) {
+    let at = |problem: &str| match key {
+        Some(key) => format!("`{key}`: {problem}"),
+        None => problem.to_owned(),
+    };
+    if let Some(missing) = missing_key(message) {
+        return (format!("`{missing}` is missing"), format!("add `{missing} = ...`"));
+    }
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    if message.starts_with("unknown field") {
+        let (wrong, known) = quoted.split_first().unwrap_or((&"", &[]));
+        return (format!("unknown key `{wrong}`"), unknown_remedy(wrong, known, hint));
+    }
+    if message.starts_with("unknown variant") {
+        let (wrong, known) = quoted.split_first().unwrap_or((&"", &[]));
+        return (at(&format!("\"{wrong}\" is unknown")), format!("write {}", known.join(", ")));
+    }
+    if let Some((problem, remedy)) = message.split_once("; ") {
+        return (at(problem), remedy.to_owned());
+    }
+    let example = match message {
+        "invalid IP address syntax" => Some("write an address, as in \"10.0.0.1\""),
+        "invalid socket address syntax" => Some("write address and port, as in \"127.0.0.1:9753\""),
+        _ => None,
+    };
+    if let Some(example) = example {
+        return (at(message), example.to_owned());
+    }
+    match message.rsplit_once(", expected ") {
+        Some((problem, "u16")) => (at(problem), "write a whole number from 0 to 65535".to_owned()),
+        Some((problem, "u32")) => (at(problem), "write a whole number, 0 or above".to_owned()),
+        Some((problem, expected)) => (at(problem), format!("write {expected}")),
+        None => (at(message), "see docs/configuration.md".to_owned()),
+    }
+}
+
+pub(crate) fn unknown_remedy(wrong: &str, known: &[&str], hint: Hint) -> String {
+    if let Some(remedy) = hint(wrong, known) {
+        return remedy;
+    }
+    match meant(wrong, known) {
+        Some(name) => format!("did you mean `{name}`?"),
+        None => format!("known here: {}", known.join(", ")),
+    }
+}
+
+/// The known key that an unknown one looks like.
+fn meant<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
+    let close = known.iter().copied().filter(|name| distance(name, wrong) <= 2);
+    close.min_by_key(|name| distance(name, wrong))
+}
+
+/// Edits (insert, delete, replace) between two words; for words of a few letters.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().take(64).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().take(64).enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,84 @@
+//! Reading configuration files, and writing them so that a crash leaves the old or the new one,
+//! never half.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use crate::error::{ConfigError, ConfigErrors};
+use crate::read::FILE_BYTES_MAX;
+
+/// The text of a configuration file.
+pub fn read_file(path: &Path) -> Result<String, ConfigErrors> {
+    let failed = |problem: String, remedy: &str| {
+        let file = path.display().to_string();
+        let (object, remedy) = ("file".to_owned(), remedy.to_owned());
+        ConfigErrors(vec![ConfigError { file, line: 0, column: 0, object, problem, remedy }])
+    };
+    let file = File::open(path).map_err(|error| {
+        failed(format!("it cannot be opened: {error}"), "check the path and its permissions")
+    })?;
+    let mut text = String::new();
+    let mut bounded = file.take(FILE_BYTES_MAX as u64 + 1);
+    match bounded.read_to_string(&mut text) {
+        Ok(_) => Ok(text),
+        Err(error) => Err(failed(format!("it cannot be read: {error}"), "write it in UTF-8")),
+    }
+}
+
+/// Replaces the file's text: a temporary file beside it, synced, then renamed over it. The file's
+/// mode stays; a symbolic link is followed. What has the temporary file's name is removed, not
+/// written to: it may be a link that somebody else put there.
+pub fn save(path: &Path, text: &str) -> io::Result<()> {
+    let path = fs::canonicalize(path)?;
+    let mode = fs::metadata(&path)?.permissions().mode() & 0o7777;
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.penstock-{}", std::process::id()));
+    let written = write_new(&temporary, text, mode).and_then(|()| fs::rename(&temporary, &path));
+    if written.is_err() {
+        // The first error is the one to tell; what is left over is harmless.
+        let _ = fs::remove_file(&temporary);
+        return written;
+    }
+    match path.parent() {
+        Some(directory) => File::open(directory)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+fn write_new(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+    let create = || OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let mut file = match create() {
+        // Of a process that had this one's number and died, most likely.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            create()?
+        }
+        created => created?,
+    };
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_with_the_temporary_files_name_is_not_followed() {
+        let directory = std::env::temp_dir().join(format!("penstock-save-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let (config, precious) = (directory.join("host.toml"), directory.join("precious"));
+        fs::write(&config, "old").unwrap();
+        fs::write(&precious, "precious").unwrap();
+        let temporary = directory.join(format!(".host.toml.penstock-{}", std::process::id()));
+        std::os::unix::fs::symlink(&precious, &temporary).unwrap();
+        save(&config, "new").unwrap();
+        assert_eq!(fs::read_to_string(&config).unwrap(), "new");
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+        assert!(fs::symlink_metadata(&config).unwrap().is_file());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

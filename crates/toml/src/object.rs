@@ -1,0 +1,173 @@
+//! The objects of a text, each read by itself.
+//!
+//! serde stops at an object's first mistake. To report all mistakes, the key at fault is taken out
+//! of a copy of the object, and the rest is read again. An object whose only mistakes are unknown
+//! keys is checked as if it did not have them. Objects that could be read are checked against each
+//! other even if others could not be read. A reference to a broken object is not a second mistake.
+
+use core::ops::Range;
+use std::borrow::Cow;
+
+use serde::de::DeserializeOwned;
+use toml_edit::{DocumentMut, Item, Table, Value};
+
+use crate::explain::{explain, is_stray, missing_key, unknown_remedy};
+use crate::report::Report;
+
+/// A table of the text, and its value.
+#[derive(Debug)]
+pub struct Object<'a, T> {
+    /// `port "vm3"`, `[worker]`.
+    pub label: String,
+    /// Its `name`, if that much could be read.
+    pub name: Option<String>,
+    /// `None` if a key that is known has a mistake.
+    pub value: Option<T>,
+    /// `None` for a section that the text does not have.
+    pub table: Option<Cow<'a, Table>>,
+}
+
+/// Reports tables that are none of `known`.
+pub fn unknown_sections(root: &Table, known: &[&str], report: &mut Report<'_>) {
+    for (key, _) in root.iter().filter(|(key, _)| !known.contains(key)) {
+        let span = root.key(key).and_then(toml_edit::Key::span);
+        let remedy = unknown_remedy(key, known, report.hint());
+        report.span(span, "file", format!("unknown key `{key}`"), remedy);
+    }
+}
+
+/// Reads `[key]`; `None` if the text does not have it.
+pub fn section<'a, T: DeserializeOwned>(
+    root: &'a Table,
+    key: &str,
+    report: &mut Report<'_>,
+) -> Option<Object<'a, T>> {
+    let label = format!("[{key}]");
+    let table = match root.get(key)? {
+        Item::Table(table) => Cow::Borrowed(table),
+        item => match item.clone().into_table() {
+            Ok(table) => Cow::Owned(table),
+            Err(item) => {
+                let problem = format!("`{key}` is not a table but {}", item.type_name());
+                report.span(item.span(), &label, problem, format!("write {label}"));
+                return Some(Object { label, name: None, value: None, table: None });
+            }
+        },
+    };
+    Some(object(label, table, report))
+}
+
+/// Reads every `[[key]]`.
+pub fn list<'a, T: DeserializeOwned>(
+    root: &'a Table,
+    key: &str,
+    report: &mut Report<'_>,
+) -> Vec<Object<'a, T>> {
+    let Some(item) = root.get(key) else { return Vec::new() };
+    let Item::ArrayOfTables(tables) = item else {
+        let label = format!("[[{key}]]");
+        let problem = format!("`{key}` is not a list of tables but {}", item.type_name());
+        report.span(item.span(), &label, problem, format!("write {label} above each {key}"));
+        return Vec::new();
+    };
+    let label = |at: usize, table: &Table| {
+        let name = |key| table.get(key).and_then(Item::as_str);
+        match (name("name"), name("mac")) {
+            (Some(name), _) => format!("{key} {name:?}"),
+            (None, Some(mac)) if key == "fdb" => format!("fdb {mac}"),
+            _ => format!("[[{key}]] number {}", at + 1),
+        }
+    };
+    let tables = tables.iter().enumerate();
+    tables.map(|(at, table)| object(label(at, table), Cow::Borrowed(table), report)).collect()
+}
+
+/// Reads one object, reporting each of its keys that is wrong.
+fn object<'a, T: DeserializeOwned>(
+    label: String,
+    table: Cow<'a, Table>,
+    report: &mut Report<'_>,
+) -> Object<'a, T> {
+    let mut rest = table.as_ref().clone();
+    let mut value = None;
+    // True while only unknown keys that resemble no known key were taken out. Then the rest is
+    // complete and is checked. After a misspelt key it would look incomplete.
+    let mut is_whole = true;
+    let mut taken_out: Vec<String> = Vec::new();
+    loop {
+        match toml_edit::de::from_document::<T>(DocumentMut::from(rest.clone())) {
+            Ok(read) => {
+                value = is_whole.then_some(read);
+                break;
+            }
+            Err(error) => {
+                is_whole &= is_stray(error.message());
+                // Each round takes something out, so it ends.
+                let key = error.span().and_then(|span| take_out(&mut rest, span.start));
+                let ours = missing_key(error.message()).is_some_and(|m| taken_out.contains(&m));
+                if !ours {
+                    let span = error.span().or_else(|| table.span());
+                    let (problem, remedy) = explain(error.message(), key.as_deref(), report.hint());
+                    report.span(span, &label, problem, remedy);
+                }
+                match key {
+                    Some(key) => taken_out.push(key),
+                    None => break,
+                }
+            }
+        }
+    }
+    let name = table.get("name").and_then(Item::as_str).map(str::to_owned);
+    Object { label, name, value, table: Some(table) }
+}
+
+/// Takes the innermost key or array element at byte `at` of the text out of `table`; returns its
+/// keys with dots between them.
+fn take_out(table: &mut Table, at: usize) -> Option<String> {
+    let spot = table.iter().find_map(|(name, item)| {
+        let on_key = holds(table.key(name).and_then(toml_edit::Key::span), at);
+        let nested = item.as_table().is_some_and(|inner| span_covers(inner, at));
+        (on_key || nested || holds(item.span(), at)).then(|| (name.to_owned(), on_key))
+    });
+    let (name, on_key) = spot?;
+    let inner = match table.get_mut(&name) {
+        Some(Item::Table(inner)) if !on_key => take_out(inner, at),
+        Some(Item::Value(value)) if !on_key => take_out_of_value(value, at),
+        _ => None,
+    };
+    match inner {
+        Some(inner) if inner.is_empty() => Some(name),
+        Some(inner) => Some(format!("{name}.{inner}")),
+        None => table.remove(&name).map(|_| name),
+    }
+}
+
+/// As [`take_out`]; an array's element has no name.
+fn take_out_of_value(value: &mut Value, at: usize) -> Option<String> {
+    match value {
+        Value::Array(array) => {
+            let place = array.iter().position(|element| holds(element.span(), at))?;
+            array.remove(place);
+            Some(String::new())
+        }
+        Value::InlineTable(table) => {
+            let name = table.iter().find_map(|(name, value)| {
+                let key = table.key(name).and_then(toml_edit::Key::span);
+                (holds(key, at) || holds(value.span(), at)).then(|| name.to_owned())
+            })?;
+            table.remove(&name).map(|_| name)
+        }
+        _ => None,
+    }
+}
+
+fn holds(span: Option<Range<usize>>, at: usize) -> bool {
+    span.is_some_and(|span| span.contains(&at))
+}
+
+/// Whether byte `at` is in a key or value of a table, whose own span is only its header.
+fn span_covers(table: &Table, at: usize) -> bool {
+    table.iter().any(|(name, item)| {
+        holds(table.key(name).and_then(toml_edit::Key::span), at) || holds(item.span(), at)
+    })
+}

@@ -1,0 +1,81 @@
+//! Mistakes of a file, with their places.
+
+use core::ops::Range;
+
+use crate::error::{ConfigError, ConfigErrors};
+use crate::object::Object;
+use crate::source::{Source, span_of};
+
+/// The remedy for an unknown key beside the known ones, if the caller knows a better one than the
+/// known keys: an old key, or a key of another table.
+pub type Hint = fn(wrong: &str, known: &[&str]) -> Option<String>;
+
+/// Collects mistakes and gives them their places.
+#[derive(Debug)]
+pub struct Report<'a> {
+    source: Source<'a>,
+    errors: Vec<ConfigError>,
+    hint: Hint,
+}
+
+impl<'a> Report<'a> {
+    pub(crate) const fn new(source: Source<'a>) -> Self {
+        Self { source, errors: Vec::new(), hint: |_, _| None }
+    }
+
+    /// Asks `hint` about unknown keys from now on.
+    pub fn set_hint(&mut self, hint: Hint) {
+        self.hint = hint;
+    }
+
+    pub(crate) fn hint(&self) -> Hint {
+        self.hint
+    }
+
+    /// Whether there is no mistake so far.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.errors.is_empty()
+    }
+
+    /// All mistakes, in the order of the text.
+    pub(crate) fn into_errors(self) -> ConfigErrors {
+        let mut errors = self.errors;
+        errors.sort_by_key(|error| (error.line, error.column));
+        errors.dedup();
+        ConfigErrors(errors)
+    }
+
+    /// Adds a mistake of the file as a whole.
+    pub fn file(&mut self, problem: impl Into<String>, remedy: impl Into<String>) {
+        self.span(None, "file", problem, remedy);
+    }
+
+    /// Adds the mistakes of another file.
+    pub fn adopt(&mut self, errors: ConfigErrors) {
+        self.errors.extend(errors.0);
+    }
+
+    /// Adds a mistake in `object` at `path`: keys and array indices with dots between them, as in
+    /// `match.dst_port` or `mac.1`. A path that does not exist has the place of its nearest parent.
+    pub fn at<T>(
+        &mut self,
+        object: &Object<'_, T>,
+        path: &str,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        let span = object.table.as_ref().and_then(|table| span_of(table, path));
+        self.span(span, &object.label, problem, remedy);
+    }
+
+    pub(crate) fn span(
+        &mut self,
+        span: Option<Range<usize>>,
+        label: &str,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.errors.push(self.source.error(span, label, problem, remedy));
+    }
+}

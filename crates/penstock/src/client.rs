@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use penstock_control::api;
 use penstock_controller::wire::v1::GetViewRequest;
 use penstock_controller::wire::v1::operator_service_client::OperatorServiceClient;
 use tokio::net::UnixStream;
@@ -12,8 +13,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower::service_fn;
 
-use crate::wire::v1::host_service_client::HostServiceClient;
-use crate::wire::{REPLY_BYTES_MAX, v1};
+use crate::wire::REPLY_BYTES_MAX;
+use crate::wire::host_service_client::HostServiceClient;
 
 /// A connected client.
 pub type Client = HostServiceClient<Channel>;
@@ -108,7 +109,7 @@ pub async fn at_socket_of<T>(
 
 async fn is_hosts(socket: &Path) -> bool {
     let Ok(mut client) = connect(socket).await else { return false };
-    client.get_status(timed(v1::GetStatusRequest {})).await.is_ok()
+    client.get_status(timed(api::GetStatusRequest {})).await.is_ok()
 }
 
 async fn is_controllers(socket: &Path) -> bool {

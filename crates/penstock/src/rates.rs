@@ -6,14 +6,16 @@
 
 use std::collections::HashMap;
 
-use penstock_control::api::{Delays, Named, PortStats, RtpStatus, Stats, WorkerStatus, bits_of};
+use penstock_control::api::{
+    Delays, Named, NamedCount, PortStats, RtpStatus, Stats, WorkerStatus, bits_of,
+};
 
 use crate::table::to_f64;
 
 /// The value of the counter of this name, 0 if the daemon does not have it.
 #[must_use]
 pub fn counter(counters: &Named, name: &str) -> u64 {
-    counters.iter().find(|(other, _)| other == name).map_or(0, |(_, value)| *value)
+    counters.iter().find(|count| count.name == name).map_or(0, |count| count.value)
 }
 
 /// What a port did between two readings.
@@ -62,8 +64,7 @@ pub struct PortRates {
 /// What a worker did between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkerRates {
-    /// The worker.
-    pub id: u16,
+    pub id: u32,
     /// Its CPU.
     pub core: u32,
     /// Stalled at the later reading.
@@ -163,9 +164,9 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
 /// Drops per second by reason; those towards the port carry a `tx ` in front.
 fn drop_rates(before: &PortStats, now: &PortStats, seconds: f64) -> Vec<(String, f64)> {
     let rate =
-        |old: &Named, name: &str, value: u64| to_f64(grown(counter(old, name), value)) / seconds;
-    let from = now.drops.iter().map(|(n, v)| (n.clone(), rate(&before.drops, n, *v)));
-    let to = now.tx_drops.iter().map(|(n, v)| (format!("tx {n}"), rate(&before.tx_drops, n, *v)));
+        |old: &Named, now: &NamedCount| to_f64(grown(counter(old, &now.name), now.value)) / seconds;
+    let from = now.drops.iter().map(|n| (n.name.clone(), rate(&before.drops, n)));
+    let to = now.tx_drops.iter().map(|n| (format!("tx {}", n.name), rate(&before.tx_drops, n)));
     from.chain(to).collect()
 }
 
@@ -196,7 +197,7 @@ pub mod fixture {
     /// A reading of port vm1 at `time_s` with these counters.
     pub fn reading(time_s: u64, counters: &[(&str, u64)], drops: &[(&str, u64)]) -> Stats {
         let own = |list: &[(&str, u64)]| {
-            list.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect::<Named>()
+            list.iter().map(|(name, value)| NamedCount::new(name, *value)).collect::<Named>()
         };
         Stats {
             time_ns: time_s * 1_000_000_000,
@@ -253,8 +254,8 @@ mod tests {
     fn stolen_cycles_are_not_the_workers_own() {
         let worker = |busy, idle, stolen| WorkerStatus {
             counters: [("cycles_busy", busy), ("cycles_idle", idle), ("cycles_stolen", stolen)]
-                .map(|(name, value)| (name.to_owned(), value))
-                .to_vec(),
+                .map(|(name, value)| NamedCount::new(name, value))
+                .into(),
             ..WorkerStatus::default()
         };
         let rates = worker_rates(Some(&worker(0, 0, 0)), &worker(25, 75, 300));

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
-use penstock_control::api::FabricStatus;
+use penstock_control::api::{FabricStatus, NamedCount};
 use penstock_control::host::{FabricTerms, Held, Host};
 use penstock_controller::agent::{
     Agent, AgentSettings, AgentState, AgentTls, Carried, HostSide, SideError,
@@ -83,7 +83,7 @@ impl Fabric {
             stale_ms: stale.map(|millis| u64::try_from(millis).unwrap_or(u64::MAX)),
             absent: lock(&self.absent).iter().cloned().collect(),
             last_error: state.last_error.unwrap_or_default(),
-            counters: counters.map(|(name, value)| (name.to_owned(), value)).into(),
+            counters: counters.map(|(name, value)| NamedCount::new(name, value)).into(),
         }
     }
 }

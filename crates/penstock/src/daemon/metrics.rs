@@ -537,7 +537,7 @@ impl Reading {
         &self,
         value: impl Fn(&penstock_control::api::WorkerStatus) -> f64,
     ) -> Vec<(Labels, f64)> {
-        let labels = |id: u16| vec![("worker", id.to_string())];
+        let labels = |id: u32| vec![("worker", id.to_string())];
         self.status.workers.iter().map(|worker| (labels(worker.id), value(worker))).collect()
     }
 
@@ -546,7 +546,7 @@ impl Reading {
         let by_reason = |port: &str, list: &Named| -> Vec<(Labels, u64)> {
             let labels =
                 |reason: &str| vec![("port", port.to_owned()), ("reason", reason.to_owned())];
-            list.iter().map(|(reason, value)| (labels(reason), *value)).collect()
+            list.iter().map(|count| (labels(&count.name), count.value)).collect()
         };
         let ports = &self.stats.ports;
         match source {

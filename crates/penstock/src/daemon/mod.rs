@@ -38,7 +38,7 @@ use tokio::task::JoinSet;
 
 use crate::cli::{LogFormat, RunArgs};
 use crate::pages;
-use crate::wire::v1::host_service_server::HostServiceServer;
+use crate::wire::host_service_server::HostServiceServer;
 use crate::wire::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
 use fabric::Fabric;
 use notify::Notifier;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use penstock_control::api::{QueueStatus, SwitchStatus};
+use penstock_control::api::{NamedCount, QueueStatus, SwitchStatus};
 use penstock_control::host::{ApiError, Host, PortQueues, SwitchPort};
 use penstock_controller::agent::SideError;
 use penstock_controller::agents::{PemFiles, ServerTls};
@@ -148,7 +148,7 @@ impl Switched {
                 ("late", status.late),
                 ("failed", status.failed),
             ]
-            .map(|(name, value)| (name.to_owned(), value))
+            .map(|(name, value)| NamedCount::new(name, value))
             .into(),
         }
     }
@@ -195,17 +195,21 @@ impl SwitchSide for Side {
 
 /// A port in the words of a switch.
 fn reading(port: SwitchPort) -> (String, PortReading) {
+    // Numbers of queues and code points, which the API has wider.
+    let narrow = |number: u32| u8::try_from(number).unwrap_or(u8::MAX);
     let counters = |queue: &QueueStatus| QueueCounters {
         port: port.name.clone(),
-        queue: queue.queue,
+        queue: narrow(queue.queue),
         packets: queue.frames,
         bytes: queue.bytes,
         dropped: queue.drops,
     };
     let own = port.queues.iter().filter(|queue| queue.queue != 0);
     let state = PortState {
-        weights: port.queues.iter().map(|queue| queue.weight.into()).collect(),
-        map: own.flat_map(|q| q.dscps.iter().map(|dscp| (*dscp, q.queue))).collect(),
+        weights: port.queues.iter().map(|queue| queue.weight).collect(),
+        map: own
+            .flat_map(|q| q.dscps.iter().map(|dscp| (narrow(*dscp), narrow(q.queue))))
+            .collect(),
     };
     let reading = PortReading {
         queues: u8::try_from(port.queues.len()).unwrap_or(u8::MAX),

@@ -150,7 +150,7 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_control::api::PortStats;
+    use penstock_control::api::{NamedCount, PortStats};
 
     #[test]
     fn every_order_is_reached_by_the_key() {
@@ -166,7 +166,7 @@ mod tests {
         let reading = |time_ns, quiet: u64, busy: u64| {
             let port = |name: &str, frames| PortStats {
                 port: name.into(),
-                counters: vec![("rx_frames".into(), frames)],
+                counters: vec![NamedCount::new("rx_frames", frames)],
                 ..PortStats::default()
             };
             let ports = vec![port("quiet", quiet), port("busy", busy)];

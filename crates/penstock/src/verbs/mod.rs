@@ -12,7 +12,6 @@ use serde::Serialize;
 
 use crate::client::refused;
 use crate::table::printable;
-use crate::wire::v1;
 
 pub mod check;
 pub mod controller;
@@ -22,7 +21,6 @@ pub mod explain;
 pub mod fdb;
 pub mod flow;
 pub mod host;
-pub mod json;
 mod planned_vcpus;
 pub mod port;
 pub mod queues;
@@ -52,10 +50,10 @@ pub fn print_json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
 
 /// Prints what a change did; warnings go to standard error.
 pub(crate) fn report(
-    reply: Result<tonic::Response<v1::ChangeReport>, tonic::Status>,
+    reply: Result<tonic::Response<ChangeReport>, tonic::Status>,
     json: bool,
 ) -> Result<ExitCode> {
-    let report = ChangeReport::from(reply.map_err(refused)?.into_inner());
+    let report = reply.map_err(refused)?.into_inner();
     if json {
         print_json(&report)?;
     } else {

@@ -25,6 +25,7 @@ mod generated {
 pub type Named = Vec<NamedCount>;
 
 impl NamedCount {
+    /// One counter of [`Named`].
     #[must_use]
     pub fn new(name: &str, value: u64) -> Self {
         Self { name: name.to_owned(), value }

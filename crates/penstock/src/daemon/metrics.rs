@@ -33,14 +33,10 @@ use crate::rates::counter;
 use crate::table::to_f64;
 use crate::verbs::delays;
 
-/// What a scrape shows.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
-    /// The daemon.
     pub status: HostStatus,
-    /// The ports' states.
     pub ports: Vec<PortStatus>,
-    /// The counters.
     pub stats: Stats,
     /// What was learned of ports that bought cycles.
     pub learning: Vec<(String, PortLearning)>,
@@ -48,7 +44,7 @@ pub struct Reading {
     pub vcpus: Option<State>,
 }
 
-/// Where a metric's values come from.
+/// Source of a metric's values.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Info,
@@ -58,7 +54,7 @@ enum Source {
     PortUp,
     PortQueuesUp,
     Port(&'static str),
-    /// A field in nanoseconds.
+    /// A field in nanoseconds, shown in seconds.
     PortTime(&'static str),
     Drops,
     TxDrops,
@@ -80,10 +76,9 @@ enum Source {
     Vcpu(vcpus::Of),
 }
 
-/// A metric.
 #[derive(Clone, Debug)]
 struct Metric {
-    /// Without the unit and without `_total`.
+    /// Name without the unit and without `_total`.
     name: String,
     unit: &'static str,
     is_gauge: bool,
@@ -134,7 +129,7 @@ fn gauges() -> Vec<Metric> {
             "penstock_host_info",
             "",
             "host, version",
-            "always 1; the labels say who",
+            "always 1; the labels name host and version",
             Source::Info,
         ),
         gauge(
@@ -250,12 +245,12 @@ fn switch_metrics() -> Vec<Metric> {
         source,
     };
     let unkept: fn(&SwitchStatus) -> f64 = |s| f64::from(u8::from(s.unkept));
-    let help = "1 while what controllers told could not be kept for a restart";
+    let help = "1 while the decision in force is not saved for a restart";
     let unkept = metric("penstock_switch_unkept".into(), "", help, Source::Switch(unkept));
     let counts = [
-        ("applied", "decisions of controllers that were done"),
-        ("late", "decisions refused because a later one had been told"),
-        ("failed", "decisions that could not be done"),
+        ("applied", "decisions of controllers that were carried out"),
+        ("late", "decisions refused because a later one was in force"),
+        ("failed", "decisions that could not be carried out"),
     ];
     let count = |(field, help)| {
         let name = name("penstock_switch", field, "decisions");
@@ -282,18 +277,18 @@ fn fabric_metrics() -> Vec<Metric> {
     let unkept: fn(&FabricStatus) -> f64 = |f| f64::from(u8::from(!f.unkept.is_empty()));
     let gauges = [
         ("connected", "", "1 while a controller has this host's session", connected),
-        ("stale", "", "1 if nobody has had a report for three intervals", stale),
-        ("stale", "seconds", "for how long that has been so", since),
-        ("unkept", "", "1 while the plan in force could not be kept for a restart", unkept),
+        ("stale", "", "1 if no controller received a report for three intervals", stale),
+        ("stale", "seconds", "time since no controller receives reports; 0 while one does", since),
+        ("unkept", "", "1 while the plan in force is not saved for a restart", unkept),
         ("absent", "tenants", "tenants of the plan that this host does not have", absent),
     ];
     let counts = [
         ("sessions", "sessions", "sessions that a controller welcomed"),
-        ("reports", "reports", "reports of usage that went out"),
-        ("missed", "reports", "reports that could not be made or did not go out"),
-        ("applied", "plans", "plans that are or were in force"),
-        ("failed", "plans", "plans that the switch could not do"),
-        ("refused", "plans", "plans older than what this host had been told"),
+        ("reports", "reports", "reports of usage sent"),
+        ("missed", "reports", "reports of usage that could not be made or sent"),
+        ("applied", "plans", "plans that came into force"),
+        ("failed", "plans", "plans that the switch could not carry out"),
+        ("refused", "plans", "plans refused because a later one was in force"),
         ("problems", "problems", "problems of any kind; the log has them"),
     ];
     let gauges = gauges
@@ -312,9 +307,9 @@ fn fabric_metrics() -> Vec<Metric> {
 fn delay_metrics() -> [Metric; 4] {
     [
         ("waited", "wait", "how long frames of this port waited in the switch for an output"),
-        ("varied", "wait_variation", "how that differed between consecutive frames (RFC 3393)"),
+        ("varied", "wait_variation", "how much waits of consecutive frames differed (RFC 3393)"),
         ("tx_waited", "tx_wait", "how long frames to this port waited in its queue"),
-        ("shaped", "shaping", "how long its shaper left frames of this port in its ring"),
+        ("shaped", "shaping", "how long the shaper left frames of this port in its ring"),
     ]
     .map(|(array, name, help)| Metric {
         name: format!("penstock_port_{name}"),
@@ -340,7 +335,9 @@ fn queue_metrics() -> [Metric; 6] {
     let drops = "frames for which the queue had no room, or that waited in it too long";
     let waits = "frames that wait in the queue now";
     [
-        metric("_weight", "", true, "its weight among the port's queues", |q| q.weight.into()),
+        metric("_weight", "", true, "weight of the queue among the port's queues", |q| {
+            q.weight.into()
+        }),
         metric("", "frames", false, sent, |q| q.frames),
         metric("", "bytes", false, of, |q| q.bytes),
         metric("_dropped", "frames", false, drops, |q| q.drops),
@@ -364,7 +361,7 @@ fn rtp_metrics() -> [Metric; 4] {
     let lost = "sequence numbers of the stream that were left out";
     [
         metric("_jitter", "seconds", true, "interarrival jitter of the stream (RFC 3550)", jitter),
-        metric("_jitter_max", "seconds", true, "the largest that it was of its source", most),
+        metric("_jitter_max", "seconds", true, "largest jitter of the present source", most),
         metric("", "packets", false, "packets of the stream", Source::RtpCount(|s| s.packets)),
         metric("_lost", "packets", false, lost, Source::RtpCount(|s| s.lost)),
     ]
@@ -390,24 +387,28 @@ fn learning_metrics() -> Vec<Metric> {
         (
             "entitled",
             "cycles_per_second",
-            "what the port is entitled to, learning included",
+            "cycles that the port is entitled to, learning included",
             entitled,
         ),
-        ("sold", "cycles_per_second", "what the port bought by the cost model or by hand", base),
-        ("model_error", "ratio", "what its frames cost over what the model says, less one", error),
         (
-            "delivered",
-            "ratio",
-            "what it got of what its contract says in the last second",
-            delivered,
+            "sold",
+            "cycles_per_second",
+            "cycles that the port purchased by contract or by hand",
+            base,
         ),
+        (
+            "model_error",
+            "ratio",
+            "cost of its frames above the model's, as a part of the model's",
+            error,
+        ),
+        ("delivered", "ratio", "part of its contract delivered in the last second", delivered),
         ("in_profile", "", "1 while it sends frames as its contract declares", inside),
     ]
     .map(metric)
     .into()
 }
 
-/// What is said of watched links.
 fn link_metrics() -> Vec<Metric> {
     let metric = |name: &str, unit, is_gauge, labels, help: &str, source| Metric {
         name: format!("penstock_link{name}"),
@@ -422,13 +423,13 @@ fn link_metrics() -> Vec<Metric> {
     let load: fn(&LinkStatus) -> f64 = |link| to_f64(link.load_permille) / 1e3;
     let limited: fn(&LinkStatus) -> f64 = |link| f64::from(u8::from(link.limited));
     let of_link = [
-        ("_capacity", "bytes_per_second", "what the link of an uplink carries", capacity),
+        ("_capacity", "bytes_per_second", "capacity of the uplink's link", capacity),
         ("_sent", "ratio", "part of its capacity that the link sent in the last interval", sent),
-        ("_load", "ratio", "the same with what the limits held back", load),
+        ("_load", "ratio", "the same, with frames that the limits held back", load),
         (
             "_limited",
             "",
-            "1 while the link is the bottleneck and VMs are held to their parts",
+            "1 while the link is the bottleneck and VMs are limited to their shares",
             limited,
         ),
     ];

@@ -15,6 +15,7 @@
 //!
 //! Exit status: 0 success, 1 failure or a negative answer, 2 wrong usage.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "a program; comments say what names do not")]
 
 mod calibrate;
 mod cli;

@@ -32,10 +32,9 @@ const RANGES_KEYS: [&str; 2] = ["vlans", "trunk"];
 /// The key that holds pairs.
 const PAIRS_KEY: &str = "match";
 
-/// What `key=value` arguments ask for.
+/// The parsed `key=value` arguments.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pairs {
-    /// Keys with a value.
     pub table: Table,
     /// Dotted keys that go back to their default.
     pub unset: Vec<String>,

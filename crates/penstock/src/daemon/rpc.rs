@@ -17,7 +17,6 @@ use super::Parts;
 use crate::wire::host_service_server::HostService;
 use crate::wire::{WATCH_MS_MAX, WATCH_MS_MIN};
 
-/// The service.
 #[derive(Debug)]
 pub struct Service {
     host: Arc<Host>,
@@ -29,7 +28,6 @@ pub struct Service {
 type Reply<T> = Result<Response<T>, Status>;
 
 impl Service {
-    /// A service of this host.
     #[must_use]
     pub const fn new(host: Arc<Host>, parts: Parts, stopping: watch::Receiver<bool>) -> Self {
         Self { host, parts, stopping }
@@ -69,7 +67,7 @@ fn status(error: &ApiError) -> Status {
     }
 }
 
-/// Reads an object's TOML.
+/// Parses an object's table; `what` names its kind in errors.
 fn object<T: DeserializeOwned>(what: &str, text: &str) -> Result<T, Status> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         Status::invalid_argument(format!("{what}: {}", error.message()))
@@ -80,7 +78,6 @@ fn object<T: DeserializeOwned>(what: &str, text: &str) -> Result<T, Status> {
     })
 }
 
-/// An object as TOML.
 fn text<T: Serialize>(object: &T) -> Result<String, Status> {
     toml::to_string(object).map_err(|error| Status::internal(format!("daemon: {error}")))
 }

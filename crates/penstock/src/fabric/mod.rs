@@ -39,7 +39,7 @@ use crate::daemon::{API_CONNECTIONS_MAX, API_DESCRIPTORS, logs, notify::Notifier
 
 /// Between two looks at the files of certificates.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Longest that ending takes.
+/// Longest time between a signal and the end of the controller.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// Runs until it is told to end.

@@ -36,7 +36,6 @@ pub async fn run(socket: &Path, args: TopArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One look at everything.
 async fn read(client: &mut Client) -> Result<Reading> {
     let status = client.get_status(timed(api::GetStatusRequest {})).await.map_err(refused)?;
     let ports = client.list_ports(timed(api::ListPortsRequest {})).await.map_err(refused)?;
@@ -109,7 +108,6 @@ async fn live(client: &mut Client, interval: Duration) -> Result<()> {
     }
 }
 
-/// What a key means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Quit,

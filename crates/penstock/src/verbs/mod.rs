@@ -65,7 +65,6 @@ pub(crate) fn report(
     Ok(ExitCode::SUCCESS)
 }
 
-/// A change's effects, one a line.
 fn changes(report: &ChangeReport) -> String {
     if report.changes.is_empty() {
         return format!("nothing changed (generation {})\n", report.generation);

@@ -83,7 +83,6 @@ pub async fn list(socket: &Path) -> Result<Vec<PortStatus>> {
     Ok(reply.into_inner().ports)
 }
 
-/// Ports as a table.
 #[must_use]
 pub fn table(ports: &[PortStatus]) -> String {
     use Align::{Left, Right};
@@ -137,7 +136,6 @@ async fn show(socket: &Path, name: String, json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One port for people.
 fn shown(port: &PortStatus, config: &str) -> String {
     let list = |items: &[String]| or_dash(&items.join(" "));
     let workers: Vec<String> = port.workers.iter().map(u32::to_string).collect();

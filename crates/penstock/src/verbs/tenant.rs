@@ -14,7 +14,6 @@ use crate::client::{connect, refused, timed};
 use crate::pairs::Pairs;
 use crate::table::{Align, Table, count, or_dash};
 
-/// A tenant with its ports.
 #[derive(Clone, Debug, Serialize)]
 struct Listed {
     #[serde(flatten)]

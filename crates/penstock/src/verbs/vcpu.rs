@@ -263,7 +263,6 @@ fn is_held_to_share(vcpu: &VcpuState, state: &State) -> bool {
     wanted && !vcpu.blocked && ITS_SHARE.contains(&part)
 }
 
-/// One vCPU's row.
 #[must_use]
 pub fn cells(vm: &VmState, vcpu: &VcpuState) -> [String; 13] {
     let ms = |us: f64| format!("{:.2} ms", us / 1e3);

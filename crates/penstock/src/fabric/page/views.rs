@@ -21,12 +21,9 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 /// Views of one tenant at once: they are made for everyone who asks.
 const OF_TENANTS_MAX: usize = 4;
 
-/// A view.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// As JSON.
     pub value: Arc<Value>,
-    /// How old it is.
     pub age: Duration,
 }
 
@@ -35,15 +32,14 @@ pub struct View {
 pub enum Missing {
     /// This controller does not lead, and knows nothing.
     NotLeading,
-    /// It has no such tenant.
+    /// The controller has no such tenant.
     Unknown,
-    /// It does not answer in time.
+    /// The controller did not answer within [`PATIENCE`].
     Busy,
 }
 
 type Kept = Arc<Mutex<Option<(Instant, Arc<Value>)>>>;
 
-/// All views.
 #[derive(Debug)]
 pub struct Views {
     controller: Arc<Controller>,
@@ -57,7 +53,6 @@ pub struct Views {
 pub const WHOLE: [&str; 6] = ["status", "topology", "tenants", "bindings", "events", "history"];
 
 impl Views {
-    /// Of a controller.
     pub fn new(controller: Arc<Controller>) -> Self {
         let kept = WHOLE.iter().map(|name| (*name, Kept::default())).collect();
         let of_tenants = tokio::sync::Semaphore::new(OF_TENANTS_MAX);

@@ -185,7 +185,7 @@ mod tests {
                 r#"{"time_ns":1,"exact":false,"ports":[{"port":"vm1","#,
                 r#""counters":{"rx_frames":7,"rx_bytes":9},"drops":{"rule":2},"tx_drops":{},"#,
                 r#""delays":{"shaped":{"frames":0,"p50":null,"p99":null,"p99_9":null,"parts":[]},"#,
-                r#""waited":{"frames":5,"p50":1280,"p99":1280,"p99_9":1280,"parts":[[1280,5]]}},"#,
+                r#""waited":{"frames":5,"p50":1152,"p99":1152,"p99_9":1152,"parts":[[1280,5]]}},"#,
                 r#""rtp":[]}],"workers":[],"links":[],"violations":[]}"#
             )
         );

@@ -310,8 +310,8 @@ fn all(cells: &Cells, of: impl Fn(&Reading) -> f64) -> Vec<f64> {
     cells.values().flatten().map(of).collect()
 }
 
-/// Rules that no frame matches; only their forms make flows be told apart. Eight forms, so that
-/// more rules are a deeper search and not only larger tables.
+/// Rules that no frame matches, but that distinguish flows. They have eight forms, so that more
+/// rules mean a deeper search and not only larger tables.
 fn rule_tables(rules: u32) -> String {
     let mut text = String::new();
     for n in 0..rules {

@@ -1,4 +1,4 @@
-//! Frames whose checksum or segmentation is left to the switch, to a VM that cannot take them.
+//! Frames that leave checksum or segmentation to the switch, for a VM that supports neither.
 
 use std::path::Path;
 use std::time::Duration;

@@ -231,8 +231,8 @@ impl Rig {
         reading
     }
 
-    /// The same of anything that `drive` sends for so many seconds; it returns how many
-    /// nanoseconds it waited for its core, with nothing under way.
+    /// Measures what `drive` sends. `drive` receives the number of seconds, and returns the
+    /// nanoseconds that it waited for its core while no frame was under way.
     pub fn measure(
         &mut self,
         bed: &Bed,

@@ -1,12 +1,13 @@
 //! The Prometheus page: every counter with its meaning and unit, in the OpenMetrics text format.
 //!
-//! **Rule.** The catalogue is made from the counters' own declarations
-//! ([`PortReading::FIELDS`], [`WorkerReading::FIELDS`]), so a new counter has its metric and its
-//! line in `docs/metrics.md` (a test compares) without a word here. OpenMetrics wants the unit at a
-//! name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`, `cycles_ingress` in cycles
-//! is `penstock_port_ingress_cycles_total`. Units are Prometheus' base units: what is counted in
-//! nanoseconds is shown in seconds, and rates in bits as bytes. **Cost.** A scrape holds no lock of
-//! the data path.
+//! **Rule.** The catalogue follows the counters' declarations ([`PortReading::FIELDS`],
+//! [`WorkerReading::FIELDS`]), so a new counter gets its metric and its line in `docs/metrics.md`
+//! (a test compares) without a change here. OpenMetrics requires the unit at a name's end:
+//! `rx_frames` in frames is `penstock_port_rx_frames_total`, `cycles_ingress` in cycles is
+//! `penstock_port_ingress_cycles_total`. Units are Prometheus' base units: nanoseconds become
+//! seconds, and rates in bits become bytes.
+//!
+//! **Cost.** A scrape takes no lock of the data path.
 
 mod vcpus;
 
@@ -38,9 +39,9 @@ pub struct Reading {
     pub status: HostStatus,
     pub ports: Vec<PortStatus>,
     pub stats: Stats,
-    /// What was learned of ports that bought cycles.
+    /// What was learned of ports that purchased cycles.
     pub learning: Vec<(String, PortLearning)>,
-    /// What the scheduler of virtual processors tells, if there is one.
+    /// State of the vCPU scheduler, if one runs.
     pub vcpus: Option<State>,
 }
 
@@ -100,7 +101,7 @@ impl Metric {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// A name that does not say its unit twice.
+/// The name of a field, without the unit that is appended to it.
 fn name(prefix: &str, field: &str, unit: &str) -> String {
     let stem = if field == unit {
         ""
@@ -114,7 +115,7 @@ fn name(prefix: &str, field: &str, unit: &str) -> String {
     if stem.is_empty() { prefix.to_owned() } else { format!("{prefix}_{stem}") }
 }
 
-/// What is said of the host, its ports and workers now, and is no counter.
+/// Gauges of the host, its ports and workers.
 fn gauges() -> Vec<Metric> {
     let gauge = |name: &str, unit, labels, help: &str, source| Metric {
         name: name.to_owned(),
@@ -215,7 +216,7 @@ fn catalogue() -> Vec<Metric> {
     metrics.extend(delay_metrics());
     metrics.extend(rtp_metrics());
     metrics.extend(queue_metrics());
-    // The heartbeat's TSC value means nothing outside the process; its age is above.
+    // The heartbeat's TSC value has no meaning outside the process; the gauge of its age is above.
     for (field, unit, help) in WorkerReading::FIELDS.iter().filter(|(f, ..)| *f != "heartbeat") {
         metrics.push(Metric {
             name: name("penstock_worker", field, unit),
@@ -234,7 +235,7 @@ fn catalogue() -> Vec<Metric> {
     metrics
 }
 
-/// What is said of a host that is a switch of a fabric.
+/// Metrics of a host that is a switch of a fabric.
 fn switch_metrics() -> Vec<Metric> {
     let metric = |name: String, unit, help: &str, source| Metric {
         name,
@@ -259,7 +260,7 @@ fn switch_metrics() -> Vec<Metric> {
     core::iter::once(unkept).chain(counts.map(count)).collect()
 }
 
-/// What is said of a host that is in a fabric.
+/// Metrics of a host that is a server of a fabric.
 fn fabric_metrics() -> Vec<Metric> {
     let metric = |name: &str, unit, is_gauge, help: &str, source| Metric {
         name: format!("penstock_fabric_{name}"),
@@ -303,7 +304,8 @@ fn fabric_metrics() -> Vec<Metric> {
     gauges.into_iter().chain(counts).collect()
 }
 
-/// Histograms of how long frames waited. Their sums are of the parts' middles, within 12 %.
+/// Histograms of how long frames waited. Their sums use the middle of each part, so they are exact
+/// within 12 %.
 fn delay_metrics() -> [Metric; 4] {
     [
         ("waited", "wait", "how long frames of this port waited in the switch for an output"),
@@ -321,7 +323,7 @@ fn delay_metrics() -> [Metric; 4] {
     })
 }
 
-/// What is said of the queues of ports that have several.
+/// Metrics of the queues of ports that have several.
 fn queue_metrics() -> [Metric; 6] {
     let metric = |name: &str, unit, is_gauge, help: &str, value: fn(&QueueStatus) -> u64| Metric {
         name: format!("penstock_queue{name}"),
@@ -346,7 +348,7 @@ fn queue_metrics() -> [Metric; 6] {
     ]
 }
 
-/// What is said of RTP streams that are marked.
+/// Metrics of marked RTP streams.
 fn rtp_metrics() -> [Metric; 4] {
     let metric = |name: &str, unit, is_gauge, help: &str, source| Metric {
         name: format!("penstock_rtp{name}"),
@@ -367,7 +369,7 @@ fn rtp_metrics() -> [Metric; 4] {
     ]
 }
 
-/// What is said of ports that bought cycles.
+/// Metrics of ports that purchased cycles.
 fn learning_metrics() -> Vec<Metric> {
     let entitled: fn(&PortLearning) -> Option<f64> = |port| Some(to_f64(port.entitlement.0));
     let base: fn(&PortLearning) -> Option<f64> = |port| Some(to_f64(port.base.0));

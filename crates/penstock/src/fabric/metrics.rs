@@ -1,9 +1,11 @@
 //! The controller's Prometheus page, in the OpenMetrics text format.
 //!
-//! **Rule.** Values come from the views that people are shown (`penstock_controller::view`), so a
-//! graph and the page cannot differ. A controller that does not lead says so and no more. The
-//! catalogue is one table ([`catalogue`]); a test writes it to `docs/metrics.md`.
-//! **Cost.** Series: 9 a tenant, 3 to 6 a server or switch, 7 a link, 1 a port with tenants.
+//! **Rule.** Values come from the views that the page shows (`penstock_controller::view`), so a
+//! graph and the page cannot differ. A controller that does not lead has only the metrics that say
+//! so. The catalogue is one table ([`catalogue`]); a test writes it to `docs/metrics.md`.
+//!
+//! **Cost.** There are 9 series per tenant, 3 to 6 per server or switch, 7 per link and 1 per port
+//! with tenants.
 
 use std::fmt;
 use std::time::Duration;
@@ -30,11 +32,11 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Of views: the status, `age` old, and the tenants, bindings and topology in this order, each
-    /// null if there is none.
+    /// A reading of the view `status`, `age` old, and of the views of tenants, bindings and
+    /// topology in this order, each null if absent.
     ///
     /// # Errors
-    /// A view is missing or is not as views are.
+    /// A view is missing or has another form.
     pub fn new(age: Duration, status: Value, parts: Vec<Value>) -> Result<Self> {
         let parts: [Value; 3] =
             parts.try_into().ok().context("metrics: tenants, bindings, topology are needed")?;

@@ -1,4 +1,4 @@
-//! State of the live view: the last two readings, the sort order, the view, whether it is paused.
+//! State of the live view: the last two readings, the sort order, and what is shown.
 
 use penstock_control::api::{HostStatus, PortStatus, Stats};
 

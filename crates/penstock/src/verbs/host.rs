@@ -1,4 +1,4 @@
-//! `penstock host`, save `run`, which is [`crate::daemon`].
+//! `penstock host`, except `run`, which is [`crate::daemon`].
 
 use std::fmt::Write as _;
 use std::path::Path;

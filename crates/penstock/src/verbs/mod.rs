@@ -28,7 +28,7 @@ pub mod stats;
 pub mod tenant;
 pub mod vcpu;
 
-/// Writes to standard output. A reader that went away (`| head`) ends the program quietly.
+/// Writes to standard output. If the reader went away (`| head`), the program ends silently.
 ///
 /// # Errors
 /// Standard output cannot be written.

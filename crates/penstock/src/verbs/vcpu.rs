@@ -20,7 +20,8 @@ use crate::cli::{LogFormat, VcpuCommand};
 use crate::daemon::logs;
 use crate::table::{Align, Table, count, counted_items, printable};
 
-/// Between two looks whether the scheduler has read its file, in milliseconds, and how many.
+/// Interval in milliseconds between two looks whether the scheduler has read its file, and their
+/// number.
 const LOOK_MS: u16 = 20;
 const RELOAD_LOOKS: usize = 250;
 

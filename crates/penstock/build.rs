@@ -1,12 +1,16 @@
-//! Compiles the host's API description without `protoc`: protox parses it, tonic generates.
+//! Compiles the host's gRPC service without `protoc`: protox parses it, tonic generates. Its
+//! messages are `penstock_control::api`.
 
 use std::error::Error;
 
 const PROTO: &str = "penstock/host/v1/host.proto";
+const FOLDER: &str = "../control/proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=proto/{PROTO}");
-    let descriptors = protox::compile([PROTO], ["proto"])?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    println!("cargo:rerun-if-changed={FOLDER}/{PROTO}");
+    let descriptors = protox::compile([PROTO], [FOLDER])?;
+    tonic_prost_build::configure()
+        .extern_path(".penstock.host.v1", "::penstock_control::api")
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! A configuration file: read whole or refused with reasons; never half, never a panic.
 
-use penstock_control::config::{FILE_BYTES_MAX, HostConfig, parse};
+use penstock_control::config::{HostConfig, parse};
 use penstock_control::snapshot::Compiler;
+use penstock_toml::FILE_BYTES_MAX;
 
 /// Runs one input.
 ///

@@ -20,6 +20,8 @@
 //! | `penstock/epochs` | added to the store's revision to make an epoch; 0 if absent |
 //! | `penstock/leader/...` | the election; see [`crate::store`] |
 
+use core::fmt;
+
 use penstock_fabric::hose::{Hose, HoseError, Need, VmClass};
 use penstock_fabric::ledger::Entry;
 use penstock_fabric::queue_binding::{Bound, Port};
@@ -59,6 +61,16 @@ pub enum Mode {
     Observe,
     /// Bindings stay as they are. Weights and hosts follow arriving and leaving tenants.
     Hold,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Active => "active",
+            Self::Observe => "observe",
+            Self::Hold => "hold",
+        })
+    }
 }
 
 /// VMs with the same guarantee.

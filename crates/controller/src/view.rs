@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::Port;
 use penstock_fabric::tenant_placement::{Tenant, TenantSlot};
 use penstock_fabric::topology::{LinkId, NodeId};
@@ -88,11 +87,7 @@ pub fn topology(leader: &Leader, hosts: &Registry) -> Value {
     let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer)).map(|node| {
         let name = topology.name(node).to_string();
         let server = topology.is_server(node);
-        let service = match ledger.service(node) {
-            Service::In => "in",
-            Service::Drained => "drained",
-            Service::Failed => "failed",
-        };
+        let service = ledger.service(node).to_string();
         let up_to_date = !leader.crew().out_of_date().contains(&node);
         let switch = leader.crew().switches().get(&node);
         json!({

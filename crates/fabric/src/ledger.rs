@@ -11,6 +11,8 @@
 //!
 //! 28 bytes per link and 5 bytes per node. Each call takes time proportional to the entry.
 
+use core::fmt;
+
 use penstock_units::BitsPerSecond;
 use thiserror::Error;
 
@@ -30,6 +32,16 @@ pub enum Service {
     Drained,
     /// The node is broken.
     Failed,
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::In => "in",
+            Self::Drained => "drained",
+            Self::Failed => "failed",
+        })
+    }
 }
 
 /// Resources of one tenant.

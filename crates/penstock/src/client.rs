@@ -1,10 +1,11 @@
-//! The connection to the daemon, and its answers as one clear line.
+//! The connection to the daemon. Errors are one line of text.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use penstock_control::api;
 use penstock_controller::wire::v1::GetViewRequest;
 use penstock_controller::wire::v1::operator_service_client::OperatorServiceClient;
 use tokio::net::UnixStream;
@@ -12,16 +13,15 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower::service_fn;
 
-use crate::wire::v1::host_service_client::HostServiceClient;
-use crate::wire::{REPLY_BYTES_MAX, v1};
+use crate::wire::REPLY_BYTES_MAX;
+use crate::wire::host_service_client::HostServiceClient;
 
-/// A connected client.
 pub type Client = HostServiceClient<Channel>;
 
-/// Longest time of a request. A port that attaches waits for the kernel, not for a guest.
+/// Longest time of a request. A new port waits for the kernel, never for a guest.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 
-/// A refused request, with the daemon's own text.
+/// A refused request, with the daemon's text.
 #[derive(Debug)]
 pub struct Refused {
     text: String,
@@ -71,9 +71,7 @@ pub fn refused(status: Status) -> anyhow::Error {
 /// The program that should listen on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// The daemon of a switch.
     Host,
-    /// A controller.
     Controller,
 }
 
@@ -108,7 +106,7 @@ pub async fn at_socket_of<T>(
 
 async fn is_hosts(socket: &Path) -> bool {
     let Ok(mut client) = connect(socket).await else { return false };
-    client.get_status(timed(v1::GetStatusRequest {})).await.is_ok()
+    client.get_status(timed(api::GetStatusRequest {})).await.is_ok()
 }
 
 async fn is_controllers(socket: &Path) -> bool {
@@ -129,12 +127,12 @@ pub async fn connect(socket: &Path) -> anyhow::Result<Client> {
         .max_encoding_message_size(REPLY_BYTES_MAX))
 }
 
-/// A connection to a unix socket; `absent` says what to do when nobody listens.
+/// A connection to a unix socket. `absent` is the error's text if no program listens.
 ///
 /// # Errors
 /// As [`connect`].
 pub async fn channel(socket: &Path, absent: &str) -> anyhow::Result<Channel> {
-    // Tried once by hand: a transport error of gRPC would hide which errno it was.
+    // A transport error of gRPC would hide the errno.
     if let Err(error) = UnixStream::connect(socket).await {
         return Err(cannot_connect(socket, &error, absent));
     }
@@ -143,7 +141,7 @@ pub async fn channel(socket: &Path, absent: &str) -> anyhow::Result<Channel> {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    // The address is never looked up; gRPC wants one.
+    // gRPC requires an address. It is never looked up.
     let endpoint = Endpoint::from_static("http://penstock.invalid");
     endpoint
         .connect_with_connector(connector)
@@ -164,7 +162,7 @@ fn cannot_connect(socket: &Path, error: &std::io::Error, absent: &str) -> anyhow
     }
 }
 
-/// A request with a limit to how long it may take.
+/// A request that ends after [`REQUEST_LIMIT`].
 pub fn timed<T>(message: T) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     request.set_timeout(REQUEST_LIMIT);

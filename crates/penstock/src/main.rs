@@ -10,11 +10,12 @@
 //! | [`daemon`] | `host run`: API, metrics, signals, service manager around `Host` |
 //! | [`fabric`] | `controller run`: sockets, agents, page around the fabric's controller |
 //! | [`exposition`] | text formats of `/metrics` |
-//! | [`wire`], [`client`] | gRPC types, the connection |
+//! | [`wire`], [`client`] | gRPC service, the connection |
 //! | [`rates`], [`table`] | counters to rates, rates to text |
 //!
 //! Exit status: 0 success, 1 failure or a negative answer, 2 wrong usage.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "a program; comments say what names do not")]
 
 mod calibrate;
 mod cli;

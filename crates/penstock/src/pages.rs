@@ -1,9 +1,11 @@
-//! HTTP pages of a daemon: who may ask, how much and for how long.
+//! HTTP pages of a daemon, with limits to connections, bytes and time.
 //!
-//! **Problem.** Whoever reaches the address can open connections and leave them idle, or send half
-//! a request. **Rule.** [`CONNECTIONS_MAX`] connections at once, and never more than one for each
+//! **Problem.** A client that reaches the address can open connections and leave them idle, or send
+//! half a request.
+//!
+//! **Rule.** At most [`CONNECTIONS_MAX`] connections are open at once, and at most one for each
 //! [`DESCRIPTORS`] that the process may have; more wait to be accepted. A request's headers are
-//! bounded in bytes and in time, and so is a connection's life.
+//! limited in bytes and in time, and so is a connection's life.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -19,7 +21,7 @@ use tokio::task::JoinSet;
 
 /// Connections at once; more wait to be accepted.
 pub const CONNECTIONS_MAX: usize = 64;
-/// Of each so many descriptors one at most is for a connection.
+/// Connections may use one of this many descriptors.
 const DESCRIPTORS: usize = 16;
 /// Bytes of a request's line and headers.
 const HEAD_BYTES_MAX: usize = 16 * 1024;

@@ -6,8 +6,8 @@
 //! fine name for a port. A bracketed list may hold bare words: `trunk=[1,5-9]`. An empty value
 //! takes the key back to its default (`set` only).
 //!
-//! Three kinds of keys are friendlier than TOML, so that nobody has to quote for the shell: names
-//! stay text although they look like numbers (`tenant=7`), a list may be written as its items
+//! Three kinds of keys are friendlier than TOML, so that the shell needs no quotes: names stay
+//! text although they look like numbers (`tenant=7`), a list may be written as its items
 //! (`mac=A,B`, `actions=set-vlan:5,output:vm2`, `trunk=1,5-9`), and `match` as pairs
 //! (`match=proto=tcp,dst_port=80`).
 
@@ -32,10 +32,9 @@ const RANGES_KEYS: [&str; 2] = ["vlans", "trunk"];
 /// The key that holds pairs.
 const PAIRS_KEY: &str = "match";
 
-/// What `key=value` arguments ask for.
+/// The parsed `key=value` arguments.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pairs {
-    /// Keys with a value.
     pub table: Table,
     /// Dotted keys that go back to their default.
     pub unset: Vec<String>,

@@ -6,20 +6,21 @@
 
 use std::collections::HashMap;
 
-use penstock_control::api::{Delays, Named, PortStats, RtpStatus, Stats, WorkerStatus, bits_of};
+use penstock_control::api::{
+    Delays, Named, NamedCount, PortStats, RtpStatus, Stats, WorkerStatus, bits_of,
+};
 
 use crate::table::to_f64;
 
-/// The value of the counter of this name, 0 if the daemon does not have it.
+/// The value of the counter of this name; 0 if the daemon has none.
 #[must_use]
 pub fn counter(counters: &Named, name: &str) -> u64 {
-    counters.iter().find(|(other, _)| other == name).map_or(0, |(_, value)| *value)
+    counters.iter().find(|count| count.name == name).map_or(0, |count| count.value)
 }
 
 /// What a port did between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PortRates {
-    /// The port.
     pub port: String,
     /// Frames per second from the port.
     pub rx_pps: f64,
@@ -31,7 +32,7 @@ pub struct PortRates {
     pub tx_bps: f64,
     /// Drops per second of frames from and towards the port.
     pub drop_pps: f64,
-    /// The reason most frames were dropped for, with its own rate.
+    /// The reason of most drops, with its rate.
     pub drop_reason: Option<(String, f64)>,
     /// Share of one core that its batches took, 0..=1.
     pub core_share: f64,
@@ -41,36 +42,34 @@ pub struct PortRates {
     pub stage_cycles: Option<[f64; 3]>,
     /// Frames waiting inside the switch now.
     pub queued: u64,
-    /// Cycles per second that were charged to it.
+    /// Cycles per second charged to the port.
     pub cycles: f64,
-    /// Cycles in its bucket now; negative while it owes some.
+    /// Cycles in its bucket now; negative while in debt.
     pub tokens: i64,
-    /// The longest that frames can have waited for their turn, in nanoseconds: the mean of its
-    /// batches, and the largest of the last two seconds; none without batches.
+    /// Upper bound of the frames' wait for their turn, in nanoseconds: the mean over batches, and
+    /// the largest of the last two seconds; `None` without batches.
     pub delay_ns: Option<(f64, u64)>,
-    /// Frames that wait for it now, and the 99th percentile of the wait in nanoseconds; none: it
-    /// has no queue, or nothing waited in the last second.
+    /// Frames that wait for the port now, and the 99th percentile of their wait in nanoseconds.
+    /// `None` without a queue, or if no frame waited in the last second.
     pub queue: Option<(u64, u64)>,
     /// Part of the time in which frames waited and there were no cycles for them, 0..=1.
     pub throttled_share: f64,
-    /// How long frames waited between the readings; those without frames are left out.
+    /// How long frames waited between the readings. Delays without frames are left out.
     pub delays: Vec<Delays>,
-    /// Its RTP streams as of the later reading.
+    /// RTP streams at the later reading.
     pub rtp: Vec<RtpStatus>,
 }
 
 /// What a worker did between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkerRates {
-    /// The worker.
-    pub id: u16,
-    /// Its CPU.
+    pub id: u32,
     pub core: u32,
     /// Stalled at the later reading.
     pub stalled: bool,
-    /// Share of the cycles it had that went to turns that moved frames, 0..=1.
+    /// Share of its cycles spent in turns that moved frames, 0..=1.
     pub busy_share: f64,
-    /// Share of all cycles in which the core was taken away, 0..=1.
+    /// Share of all cycles in which the core ran something else, 0..=1.
     pub stolen_share: f64,
 }
 
@@ -79,9 +78,8 @@ pub struct WorkerRates {
 pub struct Rates {
     /// Seconds between the readings; 0 if the later is not later.
     pub interval_s: f64,
-    /// One entry a port of the later reading, in its order.
+    /// One entry per port of the later reading, in its order.
     pub ports: Vec<PortRates>,
-    /// One entry a worker.
     pub workers: Vec<WorkerRates>,
 }
 
@@ -110,7 +108,7 @@ impl Rates {
     }
 }
 
-/// A counter's growth; what went back counts from 0.
+/// A counter's growth; a counter that went back starts from 0.
 fn grown(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -160,12 +158,12 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
     rates
 }
 
-/// Drops per second by reason; those towards the port carry a `tx ` in front.
+/// Drops per second by reason. Reasons towards the port start with `tx `.
 fn drop_rates(before: &PortStats, now: &PortStats, seconds: f64) -> Vec<(String, f64)> {
     let rate =
-        |old: &Named, name: &str, value: u64| to_f64(grown(counter(old, name), value)) / seconds;
-    let from = now.drops.iter().map(|(n, v)| (n.clone(), rate(&before.drops, n, *v)));
-    let to = now.tx_drops.iter().map(|(n, v)| (format!("tx {n}"), rate(&before.tx_drops, n, *v)));
+        |old: &Named, now: &NamedCount| to_f64(grown(counter(old, &now.name), now.value)) / seconds;
+    let from = now.drops.iter().map(|n| (n.name.clone(), rate(&before.drops, n)));
+    let to = now.tx_drops.iter().map(|n| (format!("tx {}", n.name), rate(&before.tx_drops, n)));
     from.chain(to).collect()
 }
 
@@ -196,7 +194,7 @@ pub mod fixture {
     /// A reading of port vm1 at `time_s` with these counters.
     pub fn reading(time_s: u64, counters: &[(&str, u64)], drops: &[(&str, u64)]) -> Stats {
         let own = |list: &[(&str, u64)]| {
-            list.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect::<Named>()
+            list.iter().map(|(name, value)| NamedCount::new(name, *value)).collect::<Named>()
         };
         Stats {
             time_ns: time_s * 1_000_000_000,
@@ -253,8 +251,8 @@ mod tests {
     fn stolen_cycles_are_not_the_workers_own() {
         let worker = |busy, idle, stolen| WorkerStatus {
             counters: [("cycles_busy", busy), ("cycles_idle", idle), ("cycles_stolen", stolen)]
-                .map(|(name, value)| (name.to_owned(), value))
-                .to_vec(),
+                .map(|(name, value)| NamedCount::new(name, value))
+                .into(),
             ..WorkerStatus::default()
         };
         let rates = worker_rates(Some(&worker(0, 0, 0)), &worker(25, 75, 300));

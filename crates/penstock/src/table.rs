@@ -5,9 +5,7 @@ use std::fmt::Write as _;
 /// Which edge of its column a cell keeps to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
     Left,
-    /// Numbers.
     Right,
 }
 
@@ -19,7 +17,6 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table with these columns.
     #[must_use]
     pub fn new(columns: &[(&'static str, Align)]) -> Self {
         Self { columns: columns.to_vec(), rows: Vec::new() }

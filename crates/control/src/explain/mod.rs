@@ -163,7 +163,7 @@ impl Growth {
             used: self.per_second(cycles(port)),
             entitled: port.entitled,
             share_permille: permille(cycles(port), total),
-            priority: port.priority,
+            priority: port.priority.into(),
             pps: self.per_second(port.reading.rx_frames),
             bps: self.per_second(bits_of(port.reading.rx_bytes, port.reading.rx_frames)),
         };
@@ -186,7 +186,7 @@ pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanatio
     let busiest = (0..port.cycles.len()).max_by_key(|worker| port.cycles[*worker]);
     let worker = match busiest {
         Some(worker) if port.cycles[worker] > 0 => worker,
-        _ => status.workers.first().copied().map_or(0, usize::from),
+        _ => status.workers.first().map_or(0, |worker| *worker as usize),
     };
     let question = Question { growth, port, status, worker };
     let limit = question.limit();
@@ -200,18 +200,19 @@ pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanatio
         policy: port.policy.name().to_owned(),
         entitled: port.entitled,
         used: growth.per_second(used),
-        weight: port.weight,
-        priority: port.priority,
+        weight: port.weight.into(),
+        priority: port.priority.into(),
         throttled_permille: question.throttled(),
         full_permille: permille(port.reading.rx_full, port.reading.rx_batches),
-        worker: u16::try_from(worker).unwrap_or(u16::MAX),
+        worker: u32::try_from(worker).unwrap_or(u32::MAX),
         busy_permille: growth.busy_permille(worker),
         stolen_permille: growth.stolen_permille(worker),
         consumers: growth.consumers(worker),
         ..Explanation::default()
     };
     question.word(&mut answer, &limit);
-    answer.limit = limit;
+    answer.limit = limit.name().to_owned();
+    answer.limit_port = limit.port().to_owned();
     Some(answer)
 }
 
@@ -309,7 +310,8 @@ impl Question<'_> {
     fn full_queue(&self, port: &str) -> Option<(&QueueStatus, u64)> {
         let port = self.growth.ports.iter().find(|other| other.name == port)?;
         let own = self.port.dscp;
-        let is_own = |queue: &&QueueStatus| own.is_some_and(|dscp| queue.dscps.contains(&dscp));
+        let is_own =
+            |queue: &&QueueStatus| own.is_some_and(|dscp| queue.dscps.contains(&dscp.into()));
         let own = port.queues.iter().find(is_own);
         let queue = own.or_else(|| port.queues.iter().max_by_key(|queue| queue.drops))?;
         let weights = port.queues.iter().map(|queue| u64::from(queue.weight)).sum();

@@ -59,7 +59,7 @@ fn dropped(growth: &mut Growth, reason: DropReason, frames: u64) {
 #[test]
 fn a_port_that_is_not_up_is_told_before_all_else() {
     let answer = explain(&full_core(), &status("waiting")).unwrap();
-    assert_eq!(answer.limit, Limit::Attachment);
+    assert_eq!(answer.found(), Limit::Attachment);
     assert_eq!(answer.why, "the port is waiting, so no frame can pass");
     let mut growth = full_core();
     growth.workers[0].stalled = true;
@@ -73,11 +73,11 @@ fn frames_above_its_police_are_its_own_rate() {
     growth.ports[0].policy = IngressPolicy::Bps;
     dropped(&mut growth, DropReason::Policed, 250_000);
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::OwnRate);
+    assert_eq!(answer.found(), Limit::OwnRate);
     let why = "`police` (policy bps) dropped 25.0 % of its frames";
     assert_eq!((answer.why.as_str(), answer.dropped_permille), (why, 250));
     dropped(&mut growth, DropReason::Policed, 4_000);
-    assert_ne!(ask(&growth).limit, Limit::OwnRate, "0.4 % are noise");
+    assert_ne!(ask(&growth).found(), Limit::OwnRate, "0.4 % are noise");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn its_part_of_a_full_link_is_the_link() {
     }];
     dropped(&mut growth, DropReason::LinkLimit, 400_000);
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Link("up".into()));
+    assert_eq!(answer.found(), Limit::Link("up".into()));
     assert_eq!(
         answer.why,
         "the link of up sends 99.0 % of 10.00 Gbit/s; the port is limited to its part of 2.47 \
@@ -106,7 +106,7 @@ fn its_part_of_a_full_link_is_the_link() {
     growth.ports.push(PortGrowth { name: "up".into(), ..PortGrowth::default() });
     growth.ports[2].reading.tx_drops[DropReason::RingFull as usize] = 90_000;
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Link("up".into()));
+    assert_eq!(answer.found(), Limit::Link("up".into()));
     assert!(
         answer.why.ends_with("its ring was full for 8.0 % of the port's frames"),
         "{}",
@@ -119,10 +119,10 @@ fn who_waits_for_its_part_of_a_shared_output_is_told_so() {
     let mut growth = full_core();
     growth.ports[0].reading.held_back = 12;
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Link(String::new()));
+    assert_eq!(answer.found(), Limit::Link(String::new()));
     assert!(answer.why.ends_with("is at the limit; it was not polled 12 times"), "{}", answer.why);
     dropped(&mut growth, DropReason::QueueFull, 300_000);
-    assert!(matches!(ask(&growth).limit, Limit::Destination(_)));
+    assert!(matches!(ask(&growth).found(), Limit::Destination(_)));
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_full_ring_at_a_receiver_is_the_receiver() {
     dropped(&mut growth, DropReason::RingFull, 120_000);
     growth.ports[1].reading.tx_drops[DropReason::RingFull as usize] = 120_000;
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Destination("noisy".into()));
+    assert_eq!(answer.found(), Limit::Destination("noisy".into()));
     let why = "the ring or queue of noisy was full for 12.0 % of the port's frames";
     assert_eq!(answer.why, why);
 }
@@ -142,7 +142,7 @@ fn a_receiver_that_may_not_have_more_is_told_from_one_that_is_slow() {
     dropped(&mut growth, DropReason::TenantLimit, 120_000);
     growth.ports[1].reading.tx_drops[DropReason::TenantLimit as usize] = 120_000;
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Destination("noisy".into()));
+    assert_eq!(answer.found(), Limit::Destination("noisy".into()));
     assert_eq!(
         answer.why,
         "noisy received too much: `receive` of the tenant dropped 12.0 % of the frames"
@@ -156,7 +156,7 @@ fn an_empty_bucket_that_got_what_it_bought_is_its_entitlement() {
     growth.ports[0].cycles = vec![401_400_000];
     growth.ports[0].reading.throttled = 1_268_000_000;
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Entitlement);
+    assert_eq!(answer.found(), Limit::Entitlement);
     assert_eq!(
         answer.why,
         "it used 401.4 Mcycles/s and is entitled to 400.0 Mcycles/s; it had frames but no cycles \
@@ -181,13 +181,13 @@ fn an_empty_bucket_on_an_idle_core_is_its_entitlement_however_little_it_used() {
         growth.ports[0].cycles = vec![bought * 9 / 10];
         growth.ports[0].reading.throttled = 2_000_000_000;
         let answer = ask(&growth);
-        assert_eq!(answer.limit, Limit::Entitlement, "{bought}: {}", answer.why);
+        assert_eq!(answer.found(), Limit::Entitlement, "{bought}: {}", answer.why);
         // On a core that others fill, and one that was taken away, it is they who are short of it.
         growth.workers = full_core().workers;
-        assert_eq!(ask(&growth).limit, Limit::Neighbours);
+        assert_eq!(ask(&growth).found(), Limit::Neighbours);
         growth.workers = idle_core().workers;
         growth.workers[0].reading.cycles_stolen = 1_000_000_000;
-        assert_eq!(ask(&growth).limit, Limit::Core);
+        assert_eq!(ask(&growth).found(), Limit::Core);
     }
 }
 
@@ -199,7 +199,7 @@ fn a_debt_that_outlasts_the_window_is_its_entitlement() {
     port.cycles.fill(0);
     (port.reading.rx_batches, port.reading.rx_full, port.reading.rx_frames) = (0, 0, 0);
     let answer = ask(&growth);
-    assert_eq!((&answer.limit, answer.throttled_permille), (&Limit::Entitlement, 1_000));
+    assert_eq!((answer.found(), answer.throttled_permille), (Limit::Entitlement, 1_000));
     assert_eq!(
         answer.why,
         "its last batch left a debt of 5200 cycles; 400 cycles/s pay it off in 13 s, and until \
@@ -207,7 +207,7 @@ fn a_debt_that_outlasts_the_window_is_its_entitlement() {
     );
     // A port that bought nothing has no bucket that holds it back.
     growth.ports[0].policy = IngressPolicy::None;
-    assert_eq!(ask(&growth).limit, Limit::Nothing);
+    assert_eq!(ask(&growth).found(), Limit::Nothing);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_port_outside_its_profile_is_told_so_before_it_is_sold_more() {
     growth.ports[0].reading.throttled = 1_268_000_000;
     growth.ports[0].breach = Some("frames of 64 bytes in the mean, 1024 were declared".into());
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Entitlement);
+    assert_eq!(answer.found(), Limit::Entitlement);
     let why = "it sends traffic outside its contract's profile (frames of 64 bytes in the mean, \
                1024 were declared), and its cycles are reckoned for the declared traffic; it used \
                401.4 Mcycles/s";
@@ -228,7 +228,7 @@ fn a_port_outside_its_profile_is_told_so_before_it_is_sold_more() {
     growth.ports[0].cycles = vec![200_000_000];
     growth.ports[0].reading.throttled = 0;
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Neighbours);
+    assert_eq!(answer.found(), Limit::Neighbours);
     assert!(answer.why.contains("outside its contract's profile"), "{}", answer.why);
     assert!(answer.remedy.starts_with(remedy), "{}", answer.remedy);
 }
@@ -246,7 +246,7 @@ fn what_cannot_pass_frames_is_told_what_would_help_its_state() {
 #[test]
 fn less_than_it_bought_on_a_full_core_is_its_neighbours_and_they_are_named() {
     let answer = ask(&full_core());
-    assert_eq!(answer.limit, Limit::Neighbours);
+    assert_eq!(answer.found(), Limit::Neighbours);
     assert_eq!(
         answer.why,
         "worker 0 is full, and other ports use 89.9 % of it, most of all noisy with 89.9 %; it \
@@ -258,7 +258,7 @@ fn less_than_it_bought_on_a_full_core_is_its_neighbours_and_they_are_named() {
     let mut unmetered = full_core();
     unmetered.ports[0].policy = IngressPolicy::None;
     let answer = ask(&unmetered);
-    assert_eq!(answer.limit, Limit::Neighbours);
+    assert_eq!(answer.found(), Limit::Neighbours);
     assert!(
         answer.remedy.starts_with("set `ingress_policy` = \"cycles-minmax\""),
         "{}",
@@ -272,7 +272,7 @@ fn a_core_that_it_has_to_itself_is_the_core() {
     growth.ports[0].cycles = vec![1_890_000_000];
     growth.ports[1].cycles = vec![100_000_000];
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Core);
+    assert_eq!(answer.found(), Limit::Core);
     assert_eq!(
         answer.why,
         "worker 0 is 99.5 % busy, 94.9 % of that for this port (1.89 Gcycles/s)"
@@ -280,13 +280,13 @@ fn a_core_that_it_has_to_itself_is_the_core() {
     // More than it bought, and no more to be had.
     growth.ports[0].cycles = vec![800_000_000];
     growth.ports[1].cycles = vec![1_190_000_000];
-    assert_eq!(ask(&growth).limit, Limit::Core);
+    assert_eq!(ask(&growth).found(), Limit::Core);
     // A core that others take away.
     growth.workers[0].reading.cycles_busy = 500_000_000;
     growth.workers[0].reading.cycles_idle = 500_000_000;
     growth.workers[0].reading.cycles_stolen = 1_000_000_000;
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Core);
+    assert_eq!(answer.found(), Limit::Core);
     assert_eq!(answer.why, "the core of worker 0 ran other programs for 50.0 % of the time");
 }
 
@@ -295,9 +295,9 @@ fn a_capped_core_is_full_at_its_cap() {
     let mut growth = full_core();
     growth.workers[0].reading.cycles_busy = 1_200_000_000;
     growth.workers[0].reading.cycles_idle = 800_000_000;
-    assert_eq!(ask(&growth).limit, Limit::Nothing);
+    assert_eq!(ask(&growth).found(), Limit::Nothing);
     growth.capacity = 1_200_000_000;
-    assert_eq!(ask(&growth).limit, Limit::Neighbours);
+    assert_eq!(ask(&growth).found(), Limit::Neighbours);
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn a_port_whose_batches_are_not_full_sends_less() {
     let mut growth = full_core();
     growth.ports[0].reading.rx_full = 1_000;
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Nothing);
+    assert_eq!(answer.found(), Limit::Nothing);
     assert_eq!(
         answer.why,
         "it sends 1.0 Mframes/s, 832.0 Mbit/s, and has no backlog; it uses 200.0 Mcycles/s and is \
@@ -319,7 +319,7 @@ fn a_port_that_bought_nothing_is_told_what_it_is_sure_of() {
     growth.ports[0].policy = IngressPolicy::None;
     growth.ports[0].entitled = 20_000_000;
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Neighbours);
+    assert_eq!(answer.found(), Limit::Neighbours);
     let floor = "; it purchased no cycles: 20.0 Mcycles/s are guaranteed, plus a weighted share of \
                  spare cycles, and it used 200.0 Mcycles/s";
     assert!(answer.why.ends_with(floor), "{}", answer.why);
@@ -331,14 +331,14 @@ fn a_port_whose_frames_never_had_a_turn_is_held_by_its_neighbours() {
     let reading = &mut growth.ports[0].reading;
     (reading.rx_batches, reading.rx_full, reading.rx_frames, reading.kept_waiting) = (0, 0, 0, 40);
     growth.ports[0].cycles.fill(0);
-    assert_eq!(ask(&growth).limit, Limit::Neighbours);
+    assert_eq!(ask(&growth).found(), Limit::Neighbours);
     growth.ports[0].reading.kept_waiting = 0;
-    assert_eq!(ask(&growth).limit, Limit::Nothing);
+    assert_eq!(ask(&growth).found(), Limit::Nothing);
 }
 
 #[test]
 fn a_full_queue_of_a_port_is_named_with_its_weight() {
-    let queue = |queue, weight, dscps: &[u8], drops| QueueStatus {
+    let queue = |queue, weight, dscps: &[u32], drops| QueueStatus {
         queue,
         weight,
         dscps: dscps.to_vec(),
@@ -351,7 +351,7 @@ fn a_full_queue_of_a_port_is_named_with_its_weight() {
     growth.ports.push(PortGrowth { name: "up".into(), queues, ..PortGrowth::default() });
     growth.ports[2].reading.tx_drops[DropReason::QueueFull as usize] = 340_000;
     let answer = ask(&growth);
-    assert_eq!(answer.limit, Limit::Link("up".into()));
+    assert_eq!(answer.found(), Limit::Link("up".into()));
     let full = "was full for 25.0 % of the port's frames";
     // Without a code point of its tenant's it is the one that dropped most.
     assert_eq!(answer.why, format!("queue 1 of up (weight 30 of 36) {full}"));

@@ -56,7 +56,7 @@ impl Core {
         }
     }
 
-    fn population(&self, worker: u16, growth: &Growth) -> Option<Population> {
+    fn population(&self, worker: u32, growth: &Growth) -> Option<Population> {
         let asked: Vec<(String, PortId, u16)> = {
             let shared = lock(&self.shared);
             let live = shared.ports.iter().filter(|(_, port)| port.link.is_some());
@@ -73,7 +73,8 @@ impl Core {
             true => shared.terms(name).priority,
             false => Priority::FIRST,
         };
-        let here = owned.iter().filter(|(_, _, owners)| owners.contains(&worker));
+        let owns = |owner: &&u16| u32::from(**owner) == worker;
+        let here = owned.iter().filter(|(_, _, owners)| owners.iter().any(|owner| owns(&owner)));
         let first = here.map(|(name, ..)| class(name)).min().unwrap_or(Priority::FIRST);
         let dearest = growth.ports.iter().filter_map(per_frame).fold(0.0, f64::max);
         let seen = |name: &String| growth.ports.iter().find(|port| port.name == *name);
@@ -96,7 +97,7 @@ impl Core {
             workers.dedup();
             let qos = shared.terms(name);
             let terms = bucket_terms(&qos, workers.len() as u64, tsc, None);
-            let count = owners.iter().filter(|owner| **owner == worker).count();
+            let count = owners.iter().filter(owns).count();
             for (elsewhere, count) in [(false, count), (true, owners.len() - count)] {
                 if count > 0 {
                     let whole = elsewhere || class(name) <= first;

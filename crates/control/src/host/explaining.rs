@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use penstock_dataplane::counters::PortCounterSets;
 use penstock_dataplane::schedule::PortQos;
-use penstock_units::{Nanos, PortId};
+use penstock_units::Nanos;
 
 use super::apply::{Core, lock};
 use super::error::{ApiError, ErrorKind};
@@ -53,7 +53,7 @@ impl Past {
         let growth = core.growth(&before, &now, links);
         let gone = || ApiError::new(ErrorKind::NotFound, "port", "it has just left", "ask again");
         let mut answer = explain(&growth, &status).ok_or_else(gone)?;
-        core.profile(&mut answer, status.id);
+        core.profile(&mut answer);
         core.bound(&mut answer, &growth);
         let plan = Arc::clone(&lock(&core.shared).pricing.plan);
         answer.warnings = plan.warnings_of(port).map(ToString::to_string).collect();
@@ -64,7 +64,7 @@ impl Past {
 
 impl Core {
     /// The part of the contract's profile that the port exceeds.
-    fn profile(&self, answer: &mut Explanation, id: u16) {
+    fn profile(&self, answer: &mut Explanation) {
         let shared = lock(&self.shared);
         let plan = shared.pricing.plan.port(&answer.port);
         let Some(contract) = plan.and_then(|plan| plan.contract.as_ref()) else { return };
@@ -73,7 +73,8 @@ impl Core {
             contract.sizes.mean(),
             contract.flows.name()
         );
-        let learned = shared.pricing.learned(PortId(id));
+        let id = shared.ports.get(&answer.port).map(|live| live.id);
+        let learned = id.and_then(|id| shared.pricing.learned(id));
         match learned.as_ref().and_then(|learned| learned.breach.as_ref()) {
             Some(breach) => {
                 answer.inside_profile = Some(false);

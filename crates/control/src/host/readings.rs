@@ -14,7 +14,8 @@ use super::data_path::DataPath;
 use super::error::{ApiError, ErrorKind};
 use super::state::{LivePort, Watch};
 use crate::api::{
-    Delays, FdbEntry, FlowStatus, HostStatus, Named, PortStats, PortStatus, Stats, WorkerStatus,
+    Delays, FdbEntry, FlowStatus, HostStatus, Named, NamedCount, PortStats, PortStatus, Stats,
+    WorkerStatus,
 };
 use crate::config::{HostConfig, Port, Rule};
 use crate::snapshot::IdTable;
@@ -66,8 +67,8 @@ impl Core {
             let qos = lock(&self.shared).terms(&port.name);
             status.policy = qos.ingress.name().to_owned();
             status.entitled = qos.entitlement.0;
-            status.weight = qos.weight.get();
-            status.priority = qos.priority.get();
+            status.weight = qos.weight.get().into();
+            status.priority = qos.priority.get().into();
             Some(status)
         };
         config.ports.iter().filter_map(known).collect()
@@ -89,7 +90,7 @@ impl Core {
         }
         let flow = |rule: &Rule| FlowStatus {
             name: rule.name.clone(),
-            priority: rule.priority,
+            priority: rule.priority.into(),
             scope: rule.scope_text(),
             matching: rule.matching.to_string(),
             actions: rule.actions_text(),
@@ -116,7 +117,7 @@ impl Core {
                 }
                 entries.push(FdbEntry {
                     tenant: (*tenant).to_owned(),
-                    vlan: *vlan,
+                    vlan: (*vlan).into(),
                     mac: record.mac.to_string(),
                     port: port.to_owned(),
                     age_s: chunk.now_s.saturating_sub(record.seen_s),
@@ -246,12 +247,12 @@ fn violations(readings: &[(String, PortReading)]) -> Vec<String> {
 }
 
 fn fields(names: &[(&'static str, &'static str, &'static str)], values: Vec<u64>) -> Named {
-    names.iter().zip(values).map(|((name, ..), value)| ((*name).to_owned(), value)).collect()
+    names.iter().zip(values).map(|((name, ..), value)| NamedCount::new(name, value)).collect()
 }
 
 fn by_reason(counts: &[u64]) -> Named {
     let reasons = DropReason::ALL.iter().zip(counts).filter(|(_, count)| **count > 0);
-    reasons.map(|(reason, count)| (reason.name().to_owned(), *count)).collect()
+    reasons.map(|(reason, count)| NamedCount::new(reason.name(), *count)).collect()
 }
 
 fn port_stats(name: &str, reading: &PortReading) -> PortStats {
@@ -320,18 +321,18 @@ fn port_status(port: &Port, live: &LivePort, workers: Vec<u16>) -> PortStatus {
     };
     PortStatus {
         name: port.name.clone(),
-        id: live.id.0,
+        id: live.id.0.into(),
         kind: port.attachment().map_or_else(String::new, |of| of.kind().to_owned()),
         tenant: port.tenant.clone().unwrap_or_default(),
         vlan: port.vlan_text(),
         target: live.attachment.target(),
         state: state.to_owned(),
         error: status.error.unwrap_or_default(),
-        queues: live.attachment.queues(),
-        queues_up: status.queues_up,
+        queues: live.attachment.queues().into(),
+        queues_up: status.queues_up.into(),
         features: status.features.into_iter().map(str::to_owned).collect(),
         ring_sizes: status.ring_sizes,
-        workers,
+        workers: workers.into_iter().map(Into::into).collect(),
         ..PortStatus::default()
     }
 }

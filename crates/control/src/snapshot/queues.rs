@@ -55,9 +55,12 @@ impl QueueTable {
             let LaneReading { frames, bytes, drops, backlog_frames, backlog_bytes } =
                 lanes.read(queue);
             QueueStatus {
-                queue,
-                weight: weight.get(),
-                dscps: (0..64).filter(|dscp| classes.queue_of(*dscp) == queue).collect(),
+                queue: queue.into(),
+                weight: weight.get().into(),
+                dscps: (0_u8..64)
+                    .filter(|dscp| classes.queue_of(*dscp) == queue)
+                    .map(Into::into)
+                    .collect(),
                 frames,
                 bytes,
                 drops,

@@ -35,7 +35,7 @@ impl StreamTable {
     /// The measurements at a port.
     pub(super) fn read(&self, port: &str) -> Vec<RtpStatus> {
         let status = |r: RtpReading| RtpStatus {
-            udp_port: r.udp_port,
+            udp_port: r.udp_port.into(),
             ssrc: r.ssrc,
             packets: r.packets,
             lost: r.lost,

@@ -117,7 +117,7 @@ impl Leader {
             let links = before.links(slot).to_vec();
             self.make_room(&[Changed { slot, links }], servers).await;
         }
-        let text = format!("{more} more VMs ({moved:?})");
+        let text = format!("{more} more VMs; {moved}");
         self.tell(Severity::Info, "grown", name, &text);
         Ok((moved, record))
     }
@@ -155,13 +155,13 @@ impl Leader {
             changes.push(Changed { slot, links: before.links(slot).to_vec() });
             let name = self.fabric.name(moved.tenant).to_owned();
             match &moved.outcome {
-                Ok(how) => self.tell(Severity::Info, "moved", &name, &format!("{how:?}")),
+                Ok(how) => self.tell(Severity::Info, "moved", &name, &how.to_string()),
                 Err(refusal) => {
                     self.tell(Severity::Warning, "stays", &name, &refusal.to_string());
                 }
             }
         }
-        self.tell(Severity::Info, "service", node, &format!("{service:?}"));
+        self.tell(Severity::Info, "service", node, &service.to_string());
         self.make_room(&changes, servers).await;
         Ok(moves)
     }
@@ -178,7 +178,7 @@ impl Leader {
             self.back_to_stored().await?;
         }
         self.mode = mode;
-        self.tell(Severity::Info, "mode", "", &format!("{mode:?}"));
+        self.tell(Severity::Info, "mode", "", &mode.to_string());
         Ok(())
     }
 

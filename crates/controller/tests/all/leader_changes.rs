@@ -67,6 +67,8 @@ async fn a_tenant_that_grows_or_moves_shares_queue_0_until_its_new_ports_are_rea
         interval(&mut leader, &[("a", 9), ("b", 9)]).await;
         assert!(!shares_queue_0(&world, "a") && !shares_queue_0(&world, "b"));
         leader.grow("a", 0, 7, true).await.unwrap();
+        let grown = leader.events().iter().find(|event| event.kind == "grown").unwrap();
+        assert_eq!(grown.text, "7 more VMs; its VMs were placed again and may have moved");
         assert!(shares_queue_0(&world, "a"), "{mode:?}: {:?}", marks(&world, "a"));
         assert!(!shares_queue_0(&world, "b"), "{mode:?}: it has not moved");
         interval(&mut leader, &[("a", 9), ("b", 9)]).await;
@@ -78,6 +80,8 @@ async fn a_tenant_that_grows_or_moves_shares_queue_0_until_its_new_ports_are_rea
         leader.remove("a").await.unwrap();
         let moves = leader.set_service(&server, Service::Drained).await.unwrap();
         assert!(moves.iter().any(|moved| moved.tenant == b && moved.outcome.is_ok()));
+        let told = leader.events().iter().find(|event| event.kind == "service").unwrap();
+        assert_eq!((told.subject.as_str(), told.text.as_str()), (server.as_str(), "drained"));
         assert!(shares_queue_0(&world, "b"), "{mode:?}: {:?}", marks(&world, "b"));
         interval(&mut leader, &[("b", 9)]).await;
         assert!(!shares_queue_0(&world, "b"), "{mode:?}");

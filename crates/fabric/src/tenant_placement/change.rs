@@ -3,6 +3,8 @@
 //! VMs stay where they are if possible. Else the tree stays. Only if neither is possible is a
 //! tenant placed again. A change that fails leaves everything as it was.
 
+use core::fmt;
+
 use thiserror::Error;
 
 use super::mixed::{Base, in_tree};
@@ -20,6 +22,16 @@ pub enum Moved {
     Rerouted,
     /// The tenant was placed again.
     Anew,
+}
+
+impl fmt::Display for Moved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InPlace => "no other VM moved",
+            Self::Rerouted => "no other VM moved, its tree has a new root",
+            Self::Anew => "its VMs were placed again and may have moved",
+        })
+    }
 }
 
 /// Result for a tenant that had to move.

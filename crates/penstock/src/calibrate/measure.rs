@@ -33,7 +33,6 @@ use penstock_guest::load::{Rate, SizeMix};
 const MANY_FLOWS: u32 = 100_000;
 /// Frames published at once.
 const BURST: usize = 32;
-/// Numbers of VMs.
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Frames a second that come one by one.
 const SINGLE_RATE: f64 = 50_000.0;
@@ -72,7 +71,6 @@ impl CalibrateArgs {
 /// A model, and what should be said of how it was made.
 #[derive(Debug)]
 pub struct Calibration {
-    /// The model.
     pub model: CostModel,
     /// Lines for people.
     pub notes: Vec<String>,
@@ -312,8 +310,8 @@ fn all(cells: &Cells, of: impl Fn(&Reading) -> f64) -> Vec<f64> {
     cells.values().flatten().map(of).collect()
 }
 
-/// Rules that no frame matches; only their forms make flows be told apart. Eight forms, so that
-/// more rules are a deeper search and not only larger tables.
+/// Rules that no frame matches, but that distinguish flows. They have eight forms, so that more
+/// rules mean a deeper search and not only larger tables.
 fn rule_tables(rules: u32) -> String {
     let mut text = String::new();
     for n in 0..rules {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`measure`] | the cells, batches, actions and numbers of VMs, in rounds |
 //! | `rig` | one switch in one setting, with its VMs |
-//! | `offload` | frames whose checksum or segmentation is left to the switch |
+//! | `offload` | frames that leave checksum or segmentation to the switch |
 
 mod measure;
 mod offload;

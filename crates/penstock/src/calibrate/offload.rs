@@ -1,4 +1,4 @@
-//! Frames whose checksum or segmentation is left to the switch, to a VM that cannot take them.
+//! Frames that leave checksum or segmentation to the switch, for a VM that supports neither.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,11 +26,11 @@ const TURNS: u32 = 8;
 /// What is sent: always the same frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// So many bytes with FCS, finished.
+    /// Finished frames of this many bytes, FCS included.
     Plain(usize),
     /// The same with the checksum left to the switch.
     Checksum(usize),
-    /// [`SEGMENTS`] full-size frames in one.
+    /// Segmentation requests of [`SEGMENTS`] full-size frames each.
     Segments,
 }
 
@@ -41,7 +41,6 @@ pub(super) fn setting() -> Setting {
     setting
 }
 
-/// Sender and receiver.
 #[derive(Debug)]
 pub(super) struct Pair {
     tx: VirtioNet,

@@ -24,31 +24,31 @@ use penstock_guest::mac::Mac;
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// How long the rings may be silent before nothing is taken to be under way.
 const SILENCE: Duration = Duration::from_millis(4);
-/// The longest wait for silence.
+/// Longest wait until no frame is under way.
 const SILENCE_LIMIT: Duration = Duration::from_secs(2);
 /// Descriptors of each sender's ring.
 const RING: u16 = 256;
-/// Descriptors of the receiver's.
+/// Descriptors of the receiver's ring.
 const RING_OF_ALL: u16 = 1024;
 /// A window with more wait for a core than this share of it is taken again.
 const QUIET: f64 = 0.01;
 /// Turns between two looks at the clock.
 const TURNS: u32 = 8;
 
-/// What a switch is configured for.
+/// Configuration of a switch.
 #[derive(Debug, Clone)]
 pub(super) struct Setting {
-    /// Names its directory.
+    /// Name of its directory.
     pub name: String,
-    /// The rings of all VMs.
+    /// Kind of the rings of all VMs.
     pub ring: RingKind,
     /// VMs that send, all to one more.
     pub senders: usize,
     /// Keys of the senders' ports, of the receiver's, and of the tenant.
     pub keys: [&'static str; 3],
-    /// The senders' tag.
+    /// VLAN of the senders' ports; untagged if `None`.
     pub vlan: Option<u16>,
-    /// `[[rule]]` tables.
+    /// Text of the `[[rule]]` tables.
     pub rules: String,
 }
 
@@ -119,18 +119,16 @@ fn vm_name(number: usize) -> String {
     format!("v{number}")
 }
 
-/// What is sent.
 #[derive(Debug, Clone)]
 pub(super) struct Load {
     pub sizes: SizeMix,
     pub flows: u32,
-    /// Of each sender.
+    /// Rate of each sender.
     pub rate: Rate,
     /// Frames that are published at once.
     pub burst: usize,
 }
 
-/// How long it is sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Times {
     pub warm_secs: f64,
@@ -152,7 +150,6 @@ pub(super) struct Reading {
     pub waited: f64,
 }
 
-/// Counters that grow.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Totals {
     frames: u64,
@@ -162,7 +159,6 @@ pub(super) struct Totals {
     dropped: u64,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(super) struct Rig {
     daemon: Daemon,
@@ -235,8 +231,8 @@ impl Rig {
         reading
     }
 
-    /// The same of anything that `drive` sends for so many seconds; it returns how many
-    /// nanoseconds it waited for its core, with nothing under way.
+    /// Measures what `drive` sends. `drive` receives the number of seconds, and returns the
+    /// nanoseconds that it waited for its core while no frame was under way.
     pub fn measure(
         &mut self,
         bed: &Bed,

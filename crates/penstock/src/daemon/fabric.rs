@@ -1,17 +1,17 @@
-//! The fabric's agent in the daemon: what the controller says becomes code points and queues of
-//! this host, and what tenants sent and received becomes its report.
+//! The fabric's agent in the daemon. It applies the controller's plans as code points and queues of
+//! this host, and reports what tenants sent and received.
 //!
-//! **Rule.** [`Host::set_fabric`] does a plan in one change; the agent keeps plan and stamp.
-//! A tenant of the plan that is not here is told of and is no failure: its VMs are still to come,
-//! and a plan that failed for it would take the queues of all others back. Nothing is lost when the
-//! controller goes: the state says since when, and the data path stays as it is.
+//! **Rule.** [`Host::set_fabric`] applies a plan in one change; the agent keeps plan and stamp. A
+//! tenant of the plan that this host lacks is logged and is no failure, because its VMs may still
+//! come: a failed plan would roll back the queues of all others. When the controller goes away, the
+//! data path stays, and the state says since when.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
-use penstock_control::api::FabricStatus;
+use penstock_control::api::{FabricStatus, NamedCount};
 use penstock_control::host::{FabricTerms, Held, Host};
 use penstock_controller::agent::{
     Agent, AgentSettings, AgentState, AgentTls, Carried, HostSide, SideError,
@@ -20,7 +20,7 @@ use penstock_controller::hosts::{HostPlan, HostTenant};
 use penstock_controller::southbound::PortState;
 use tokio::sync::watch;
 
-/// The host's part in a fabric, as others see it.
+/// Handle to the agent of a host in a fabric.
 #[derive(Clone, Debug)]
 pub struct Fabric {
     name: String,
@@ -28,13 +28,13 @@ pub struct Fabric {
     absent: Absent,
 }
 
-/// Tenants that the plan names and this host does not have.
+/// Tenants of the plan that this host lacks.
 type Absent = Arc<Mutex<BTreeSet<String>>>;
 
-/// The agent of a host that is in a fabric, not begun yet.
+/// The agent of a host in a fabric, not started yet; `None` if the host is in none.
 ///
 /// # Errors
-/// Settings that cannot work, or no place for the plan.
+/// The settings are invalid, or the folder of the plan cannot be created.
 pub fn join(host: &Arc<Host>, directory: &Path) -> Result<Option<(Agent, Fabric)>> {
     let Some(terms) = host.config().agent_terms(directory) else { return Ok(None) };
     if let Some(folder) = terms.plan.parent() {
@@ -58,7 +58,6 @@ pub fn join(host: &Arc<Host>, directory: &Path) -> Result<Option<(Agent, Fabric)
 }
 
 impl Fabric {
-    /// What the agent is doing now.
     #[must_use]
     pub fn status(&self) -> FabricStatus {
         let state = self.state.borrow().clone();
@@ -83,7 +82,7 @@ impl Fabric {
             stale_ms: stale.map(|millis| u64::try_from(millis).unwrap_or(u64::MAX)),
             absent: lock(&self.absent).iter().cloned().collect(),
             last_error: state.last_error.unwrap_or_default(),
-            counters: counters.map(|(name, value)| (name.to_owned(), value)).into(),
+            counters: counters.map(|(name, value)| NamedCount::new(name, value)).into(),
         }
     }
 }
@@ -92,7 +91,6 @@ fn lock(absent: &Absent) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
     absent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The running switch.
 #[derive(Debug)]
 struct Side {
     host: Arc<Host>,
@@ -139,7 +137,7 @@ impl HostSide for Side {
     }
 }
 
-/// A plan in the host's words.
+/// Converts a plan to the terms that the host applies.
 fn terms(plan: &HostPlan) -> Result<FabricTerms, SideError> {
     let mut uplinks = plan.uplinks.values();
     let PortState { weights, map } = uplinks.next().cloned().unwrap_or_default();
@@ -152,7 +150,7 @@ fn terms(plan: &HostPlan) -> Result<FabricTerms, SideError> {
         )));
     }
     let code_points = plan.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.dscp));
-    // Who has no queue of its own is kept from others only by what each keeps to.
+    // A tenant without a queue of its own is limited on its hosts.
     let held = plan.tenants.iter().filter(|tenant| tenant.dscp == 0);
     let held = held.map(|tenant| {
         let &HostTenant { send, recv: receive, headroom_permille, .. } = tenant;

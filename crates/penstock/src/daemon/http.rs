@@ -18,7 +18,6 @@ use crate::verbs::vcpu;
 /// The host, read by one scrape at a time whatever scrapers do.
 type Shared = Arc<Mutex<(Arc<Host>, Parts)>>;
 
-/// The pages.
 pub fn router(host: Arc<Host>, parts: Parts) -> Router {
     Router::new()
         .route("/metrics", get(metrics))

@@ -1,12 +1,13 @@
 //! The Prometheus page: every counter with its meaning and unit, in the OpenMetrics text format.
 //!
-//! **Rule.** The catalogue is made from the counters' own declarations
-//! ([`PortReading::FIELDS`], [`WorkerReading::FIELDS`]), so a new counter has its metric and its
-//! line in `docs/metrics.md` (a test compares) without a word here. OpenMetrics wants the unit at a
-//! name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`, `cycles_ingress` in cycles
-//! is `penstock_port_ingress_cycles_total`. Units are Prometheus' base units: what is counted in
-//! nanoseconds is shown in seconds, and rates in bits as bytes. **Cost.** A scrape holds no lock of
-//! the data path.
+//! **Rule.** The catalogue follows the counters' declarations ([`PortReading::FIELDS`],
+//! [`WorkerReading::FIELDS`]), so a new counter gets its metric and its line in `docs/metrics.md`
+//! (a test compares) without a change here. OpenMetrics requires the unit at a name's end:
+//! `rx_frames` in frames is `penstock_port_rx_frames_total`, `cycles_ingress` in cycles is
+//! `penstock_port_ingress_cycles_total`. Units are Prometheus' base units: nanoseconds become
+//! seconds, and rates in bits become bytes.
+//!
+//! **Cost.** A scrape takes no lock of the data path.
 
 mod vcpus;
 
@@ -33,22 +34,18 @@ use crate::rates::counter;
 use crate::table::to_f64;
 use crate::verbs::delays;
 
-/// What a scrape shows.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
-    /// The daemon.
     pub status: HostStatus,
-    /// The ports' states.
     pub ports: Vec<PortStatus>,
-    /// The counters.
     pub stats: Stats,
-    /// What was learned of ports that bought cycles.
+    /// What was learned of ports that purchased cycles.
     pub learning: Vec<(String, PortLearning)>,
-    /// What the scheduler of virtual processors tells, if there is one.
+    /// State of the vCPU scheduler, if one runs.
     pub vcpus: Option<State>,
 }
 
-/// Where a metric's values come from.
+/// Source of a metric's values.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Info,
@@ -58,7 +55,7 @@ enum Source {
     PortUp,
     PortQueuesUp,
     Port(&'static str),
-    /// A field in nanoseconds.
+    /// A field in nanoseconds, shown in seconds.
     PortTime(&'static str),
     Drops,
     TxDrops,
@@ -80,10 +77,9 @@ enum Source {
     Vcpu(vcpus::Of),
 }
 
-/// A metric.
 #[derive(Clone, Debug)]
 struct Metric {
-    /// Without the unit and without `_total`.
+    /// Name without the unit and without `_total`.
     name: String,
     unit: &'static str,
     is_gauge: bool,
@@ -105,7 +101,7 @@ impl Metric {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// A name that does not say its unit twice.
+/// The name of a field, without the unit that is appended to it.
 fn name(prefix: &str, field: &str, unit: &str) -> String {
     let stem = if field == unit {
         ""
@@ -119,7 +115,7 @@ fn name(prefix: &str, field: &str, unit: &str) -> String {
     if stem.is_empty() { prefix.to_owned() } else { format!("{prefix}_{stem}") }
 }
 
-/// What is said of the host, its ports and workers now, and is no counter.
+/// Gauges of the host, its ports and workers.
 fn gauges() -> Vec<Metric> {
     let gauge = |name: &str, unit, labels, help: &str, source| Metric {
         name: name.to_owned(),
@@ -134,7 +130,7 @@ fn gauges() -> Vec<Metric> {
             "penstock_host_info",
             "",
             "host, version",
-            "always 1; the labels say who",
+            "always 1; the labels name host and version",
             Source::Info,
         ),
         gauge(
@@ -220,7 +216,7 @@ fn catalogue() -> Vec<Metric> {
     metrics.extend(delay_metrics());
     metrics.extend(rtp_metrics());
     metrics.extend(queue_metrics());
-    // The heartbeat's TSC value means nothing outside the process; its age is above.
+    // The heartbeat's TSC value has no meaning outside the process; the gauge of its age is above.
     for (field, unit, help) in WorkerReading::FIELDS.iter().filter(|(f, ..)| *f != "heartbeat") {
         metrics.push(Metric {
             name: name("penstock_worker", field, unit),
@@ -239,7 +235,7 @@ fn catalogue() -> Vec<Metric> {
     metrics
 }
 
-/// What is said of a host that is a switch of a fabric.
+/// Metrics of a host that is a switch of a fabric.
 fn switch_metrics() -> Vec<Metric> {
     let metric = |name: String, unit, help: &str, source| Metric {
         name,
@@ -250,12 +246,12 @@ fn switch_metrics() -> Vec<Metric> {
         source,
     };
     let unkept: fn(&SwitchStatus) -> f64 = |s| f64::from(u8::from(s.unkept));
-    let help = "1 while what controllers told could not be kept for a restart";
+    let help = "1 while the decision in force is not saved for a restart";
     let unkept = metric("penstock_switch_unkept".into(), "", help, Source::Switch(unkept));
     let counts = [
-        ("applied", "decisions of controllers that were done"),
-        ("late", "decisions refused because a later one had been told"),
-        ("failed", "decisions that could not be done"),
+        ("applied", "decisions of controllers that were carried out"),
+        ("late", "decisions refused because a later one was in force"),
+        ("failed", "decisions that could not be carried out"),
     ];
     let count = |(field, help)| {
         let name = name("penstock_switch", field, "decisions");
@@ -264,7 +260,7 @@ fn switch_metrics() -> Vec<Metric> {
     core::iter::once(unkept).chain(counts.map(count)).collect()
 }
 
-/// What is said of a host that is in a fabric.
+/// Metrics of a host that is a server of a fabric.
 fn fabric_metrics() -> Vec<Metric> {
     let metric = |name: &str, unit, is_gauge, help: &str, source| Metric {
         name: format!("penstock_fabric_{name}"),
@@ -282,18 +278,18 @@ fn fabric_metrics() -> Vec<Metric> {
     let unkept: fn(&FabricStatus) -> f64 = |f| f64::from(u8::from(!f.unkept.is_empty()));
     let gauges = [
         ("connected", "", "1 while a controller has this host's session", connected),
-        ("stale", "", "1 if nobody has had a report for three intervals", stale),
-        ("stale", "seconds", "for how long that has been so", since),
-        ("unkept", "", "1 while the plan in force could not be kept for a restart", unkept),
+        ("stale", "", "1 if no controller received a report for three intervals", stale),
+        ("stale", "seconds", "time since no controller receives reports; 0 while one does", since),
+        ("unkept", "", "1 while the plan in force is not saved for a restart", unkept),
         ("absent", "tenants", "tenants of the plan that this host does not have", absent),
     ];
     let counts = [
         ("sessions", "sessions", "sessions that a controller welcomed"),
-        ("reports", "reports", "reports of usage that went out"),
-        ("missed", "reports", "reports that could not be made or did not go out"),
-        ("applied", "plans", "plans that are or were in force"),
-        ("failed", "plans", "plans that the switch could not do"),
-        ("refused", "plans", "plans older than what this host had been told"),
+        ("reports", "reports", "reports of usage sent"),
+        ("missed", "reports", "reports of usage that could not be made or sent"),
+        ("applied", "plans", "plans that came into force"),
+        ("failed", "plans", "plans that the switch could not carry out"),
+        ("refused", "plans", "plans refused because a later one was in force"),
         ("problems", "problems", "problems of any kind; the log has them"),
     ];
     let gauges = gauges
@@ -308,13 +304,14 @@ fn fabric_metrics() -> Vec<Metric> {
     gauges.into_iter().chain(counts).collect()
 }
 
-/// Histograms of how long frames waited. Their sums are of the parts' middles, within 12 %.
+/// Histograms of how long frames waited. Their sums use the middle of each part, so they are exact
+/// within 12 %.
 fn delay_metrics() -> [Metric; 4] {
     [
         ("waited", "wait", "how long frames of this port waited in the switch for an output"),
-        ("varied", "wait_variation", "how that differed between consecutive frames (RFC 3393)"),
+        ("varied", "wait_variation", "how much waits of consecutive frames differed (RFC 3393)"),
         ("tx_waited", "tx_wait", "how long frames to this port waited in its queue"),
-        ("shaped", "shaping", "how long its shaper left frames of this port in its ring"),
+        ("shaped", "shaping", "how long the shaper left frames of this port in its ring"),
     ]
     .map(|(array, name, help)| Metric {
         name: format!("penstock_port_{name}"),
@@ -326,7 +323,7 @@ fn delay_metrics() -> [Metric; 4] {
     })
 }
 
-/// What is said of the queues of ports that have several.
+/// Metrics of the queues of ports that have several.
 fn queue_metrics() -> [Metric; 6] {
     let metric = |name: &str, unit, is_gauge, help: &str, value: fn(&QueueStatus) -> u64| Metric {
         name: format!("penstock_queue{name}"),
@@ -340,7 +337,9 @@ fn queue_metrics() -> [Metric; 6] {
     let drops = "frames for which the queue had no room, or that waited in it too long";
     let waits = "frames that wait in the queue now";
     [
-        metric("_weight", "", true, "its weight among the port's queues", |q| q.weight.into()),
+        metric("_weight", "", true, "weight of the queue among the port's queues", |q| {
+            q.weight.into()
+        }),
         metric("", "frames", false, sent, |q| q.frames),
         metric("", "bytes", false, of, |q| q.bytes),
         metric("_dropped", "frames", false, drops, |q| q.drops),
@@ -349,7 +348,7 @@ fn queue_metrics() -> [Metric; 6] {
     ]
 }
 
-/// What is said of RTP streams that are marked.
+/// Metrics of marked RTP streams.
 fn rtp_metrics() -> [Metric; 4] {
     let metric = |name: &str, unit, is_gauge, help: &str, source| Metric {
         name: format!("penstock_rtp{name}"),
@@ -364,13 +363,13 @@ fn rtp_metrics() -> [Metric; 4] {
     let lost = "sequence numbers of the stream that were left out";
     [
         metric("_jitter", "seconds", true, "interarrival jitter of the stream (RFC 3550)", jitter),
-        metric("_jitter_max", "seconds", true, "the largest that it was of its source", most),
+        metric("_jitter_max", "seconds", true, "largest jitter of the present source", most),
         metric("", "packets", false, "packets of the stream", Source::RtpCount(|s| s.packets)),
         metric("_lost", "packets", false, lost, Source::RtpCount(|s| s.lost)),
     ]
 }
 
-/// What is said of ports that bought cycles.
+/// Metrics of ports that purchased cycles.
 fn learning_metrics() -> Vec<Metric> {
     let entitled: fn(&PortLearning) -> Option<f64> = |port| Some(to_f64(port.entitlement.0));
     let base: fn(&PortLearning) -> Option<f64> = |port| Some(to_f64(port.base.0));
@@ -390,24 +389,28 @@ fn learning_metrics() -> Vec<Metric> {
         (
             "entitled",
             "cycles_per_second",
-            "what the port is entitled to, learning included",
+            "cycles that the port is entitled to, learning included",
             entitled,
         ),
-        ("sold", "cycles_per_second", "what the port bought by the cost model or by hand", base),
-        ("model_error", "ratio", "what its frames cost over what the model says, less one", error),
         (
-            "delivered",
-            "ratio",
-            "what it got of what its contract says in the last second",
-            delivered,
+            "sold",
+            "cycles_per_second",
+            "cycles that the port purchased by contract or by hand",
+            base,
         ),
+        (
+            "model_error",
+            "ratio",
+            "cost of its frames above the model's, as a part of the model's",
+            error,
+        ),
+        ("delivered", "ratio", "part of its contract delivered in the last second", delivered),
         ("in_profile", "", "1 while it sends frames as its contract declares", inside),
     ]
     .map(metric)
     .into()
 }
 
-/// What is said of watched links.
 fn link_metrics() -> Vec<Metric> {
     let metric = |name: &str, unit, is_gauge, labels, help: &str, source| Metric {
         name: format!("penstock_link{name}"),
@@ -422,13 +425,13 @@ fn link_metrics() -> Vec<Metric> {
     let load: fn(&LinkStatus) -> f64 = |link| to_f64(link.load_permille) / 1e3;
     let limited: fn(&LinkStatus) -> f64 = |link| f64::from(u8::from(link.limited));
     let of_link = [
-        ("_capacity", "bytes_per_second", "what the link of an uplink carries", capacity),
+        ("_capacity", "bytes_per_second", "capacity of the uplink's link", capacity),
         ("_sent", "ratio", "part of its capacity that the link sent in the last interval", sent),
-        ("_load", "ratio", "the same with what the limits held back", load),
+        ("_load", "ratio", "the same, with frames that the limits held back", load),
         (
             "_limited",
             "",
-            "1 while the link is the bottleneck and VMs are held to their parts",
+            "1 while the link is the bottleneck and VMs are limited to their shares",
             limited,
         ),
     ];
@@ -537,7 +540,7 @@ impl Reading {
         &self,
         value: impl Fn(&penstock_control::api::WorkerStatus) -> f64,
     ) -> Vec<(Labels, f64)> {
-        let labels = |id: u16| vec![("worker", id.to_string())];
+        let labels = |id: u32| vec![("worker", id.to_string())];
         self.status.workers.iter().map(|worker| (labels(worker.id), value(worker))).collect()
     }
 
@@ -546,7 +549,7 @@ impl Reading {
         let by_reason = |port: &str, list: &Named| -> Vec<(Labels, u64)> {
             let labels =
                 |reason: &str| vec![("port", port.to_owned()), ("reason", reason.to_owned())];
-            list.iter().map(|(reason, value)| (labels(reason), *value)).collect()
+            list.iter().map(|count| (labels(&count.name), count.value)).collect()
         };
         let ports = &self.stats.ports;
         match source {

@@ -1,10 +1,10 @@
 //! `penstock host run`: everything around [`Host`] that makes it a service.
 //!
-//! **Rule.** Order of the start: configuration, logs, socket (a second daemon ends here, before it
-//! touches a port), metrics address, workers and ports, then requests and `READY=1`. A watchdog
-//! task ticks the host four times a second; the service manager hears `WATCHDOG=1` only while no
-//! worker is stalled, so a hung switch is restarted. SIGHUP reloads. SIGTERM and SIGINT end it
-//! within [`SHUTDOWN_LIMIT`], sockets removed.
+//! **Rule.** The daemon starts in this order: configuration, logs, socket (a second daemon ends
+//! here, before it touches a port), metrics address, workers and ports, then requests and `READY=1`.
+//! A watchdog task ticks the host four times a second. It sends `WATCHDOG=1` to the service manager
+//! only while no worker is stalled, so a hung switch is restarted. SIGHUP reloads. SIGTERM and
+//! SIGINT end the daemon within [`SHUTDOWN_LIMIT`] and remove its sockets.
 
 mod affinity;
 mod fabric;
@@ -38,24 +38,24 @@ use tokio::task::JoinSet;
 
 use crate::cli::{LogFormat, RunArgs};
 use crate::pages;
-use crate::wire::v1::host_service_server::HostServiceServer;
+use crate::wire::host_service_server::HostServiceServer;
 use crate::wire::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
 use fabric::Fabric;
 use notify::Notifier;
 use switch::{Switch, Switched};
 
-/// Longest the daemon takes to end.
+/// Longest time between a signal and the end of the daemon.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
-/// Between two looks at the workers' heartbeats.
+/// Interval between two looks at the workers' heartbeats.
 const TICK: Duration = Duration::from_millis(250);
-/// Requests at once on one connection.
+/// Limit of concurrent requests on one connection.
 const REQUESTS_AT_ONCE: usize = 32;
 /// Connections at once on the API's socket; more wait to be accepted.
 pub(crate) const API_CONNECTIONS_MAX: usize = 128;
-/// Of each so many descriptors one at most is for a connection to the API.
+/// Connections to the API may use one of this many descriptors.
 pub(crate) const API_DESCRIPTORS: usize = 8;
 
-/// The host's parts in a fabric: a server of it, a switch of it, or none.
+/// The host's roles in a fabric: server, switch, both or none.
 #[derive(Clone, Debug, Default)]
 pub struct Parts {
     fabric: Option<Fabric>,
@@ -63,14 +63,14 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Enters what they are doing now.
+    /// Adds the present state of these roles.
     fn enter(&self, status: &mut HostStatus) {
         status.fabric = self.fabric.as_ref().map(Fabric::status);
         status.switch = self.switch.as_ref().map(Switched::status);
     }
 }
 
-/// Runs the daemon until it is told to end.
+/// Runs the daemon until a signal ends it.
 ///
 /// # Errors
 /// The configuration is wrong, the socket is taken, or the host cannot start.
@@ -119,7 +119,7 @@ pub fn help(log_format: LogFormat) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The address of `/metrics`, taken before anything starts.
+/// Binds the address of `/metrics` before anything starts.
 fn take_address(config: &HostConfig) -> Result<Option<TcpListener>> {
     let Some(address) = config.host.metrics else { return Ok(None) };
     let listener = TcpListener::bind(address).with_context(|| {
@@ -130,7 +130,8 @@ fn take_address(config: &HostConfig) -> Result<Option<TcpListener>> {
     Ok(Some(listener))
 }
 
-/// After the host's start, as it chooses a worker's core among those the process may use.
+/// Keeps control threads off the workers' cores. It follows the host's start, which chooses those
+/// cores among the ones that the process may use.
 fn keep_off_workers(host: &Host, configured: &[u32]) -> Result<()> {
     let workers: Vec<u32> = host.status().workers.iter().map(|worker| worker.core).collect();
     let cpus = affinity::control_cpus(&affinity::allowed()?, &workers, configured);
@@ -139,7 +140,7 @@ fn keep_off_workers(host: &Host, configured: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// What a change did, for the log.
+/// Logs the effect of a change.
 fn log_change(report: &ChangeReport) {
     let generation = report.generation;
     tracing::info!(generation, changes = ?report.changes, "configuration changed");
@@ -220,7 +221,7 @@ async fn serve(
 /// Lets running requests finish, then detaches the ports and stops the workers.
 async fn end(host: Arc<Host>, mut tasks: JoinSet<Result<()>>) -> Result<()> {
     let drained = async { while tasks.join_next().await.is_some() {} };
-    // A client that holds its connection open must not hold up the end.
+    // A client that keeps its connection open must not delay the end.
     if tokio::time::timeout(Duration::from_secs(1), drained).await.is_err() {
         tasks.abort_all();
     }
@@ -230,7 +231,7 @@ async fn end(host: Arc<Host>, mut tasks: JoinSet<Result<()>>) -> Result<()> {
     Ok(())
 }
 
-/// SIGHUP: reads the file again; a wrong file changes nothing and is told in the log.
+/// SIGHUP: reads the file again. A wrong file changes nothing and is logged.
 async fn reload(host: &Arc<Host>, notifier: &Notifier) {
     notifier.send("STATUS=reloading");
     let host = Arc::clone(host);
@@ -253,7 +254,7 @@ async fn reload(host: &Arc<Host>, notifier: &Notifier) {
     }
 }
 
-/// Talks to the fabric's controllers. Frames flow on as they did if nobody is there.
+/// Runs the agent of the fabric. Without a controller the data path does not change.
 async fn take_part(agent: Agent, mut stopping: watch::Receiver<bool>) -> Result<()> {
     agent
         .run(async move {
@@ -263,7 +264,7 @@ async fn take_part(agent: Agent, mut stopping: watch::Receiver<bool>) -> Result<
     Ok(())
 }
 
-/// The API on its socket.
+/// Serves the API on its socket.
 async fn api(
     host: Arc<Host>,
     parts: Parts,
@@ -286,7 +287,7 @@ async fn api(
         .context("API socket")
 }
 
-/// Looks at the watched links, and keeps the counters' history.
+/// Checks the watched links, and keeps the counters' history.
 async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<()> {
     let start = tokio::time::Instant::now();
     let mut looks = tokio::time::interval(Duration::from_nanos(INTERVAL.0));
@@ -307,7 +308,7 @@ async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<(
     }
 }
 
-/// Ticks the host, and tells the service manager that all is well as long as it is.
+/// Ticks the host, and notifies the service manager while no worker is stalled.
 async fn watchdog(
     host: Arc<Host>,
     notifier: Arc<Notifier>,
@@ -315,7 +316,7 @@ async fn watchdog(
 ) -> Result<()> {
     let start = tokio::time::Instant::now();
     let mut told = start;
-    // Twice as often as asked for, as sd_watchdog_enabled(3) has it.
+    // Twice as often as required, as sd_watchdog_enabled(3) recommends.
     let tell_every = notifier.watchdog.map(|limit| limit / 2);
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -339,7 +340,6 @@ async fn watchdog(
     }
 }
 
-/// The signals that the daemon heeds.
 #[derive(Debug)]
 struct Signals {
     term: Signal,

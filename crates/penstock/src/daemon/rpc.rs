@@ -4,8 +4,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_control::config;
 use penstock_control::host::{ApiError, ErrorKind, FdbFilter, Host};
+use penstock_control::{api, config};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
@@ -14,10 +14,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::Parts;
-use crate::wire::v1::{self, host_service_server::HostService};
+use crate::wire::host_service_server::HostService;
 use crate::wire::{WATCH_MS_MAX, WATCH_MS_MIN};
 
-/// The service.
 #[derive(Debug)]
 pub struct Service {
     host: Arc<Host>,
@@ -29,7 +28,6 @@ pub struct Service {
 type Reply<T> = Result<Response<T>, Status>;
 
 impl Service {
-    /// A service of this host.
     #[must_use]
     pub const fn new(host: Arc<Host>, parts: Parts, stopping: watch::Receiver<bool>) -> Self {
         Self { host, parts, stopping }
@@ -48,13 +46,13 @@ impl Service {
     }
 
     /// Runs a change and logs it.
-    async fn change<F>(&self, call: F) -> Reply<v1::ChangeReport>
+    async fn change<F>(&self, call: F) -> Reply<api::ChangeReport>
     where
-        F: FnOnce(&Host) -> Result<penstock_control::api::ChangeReport, ApiError> + Send + 'static,
+        F: FnOnce(&Host) -> Result<api::ChangeReport, ApiError> + Send + 'static,
     {
         let report = self.call(call).await?.map_err(|error| status(&error))?;
         super::log_change(&report);
-        Ok(Response::new(report.into()))
+        Ok(Response::new(report))
     }
 }
 
@@ -69,7 +67,7 @@ fn status(error: &ApiError) -> Status {
     }
 }
 
-/// Reads an object's TOML.
+/// Parses an object's table; `what` names its kind in errors.
 fn object<T: DeserializeOwned>(what: &str, text: &str) -> Result<T, Status> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         Status::invalid_argument(format!("{what}: {}", error.message()))
@@ -80,12 +78,11 @@ fn object<T: DeserializeOwned>(what: &str, text: &str) -> Result<T, Status> {
     })
 }
 
-/// An object as TOML.
 fn text<T: Serialize>(object: &T) -> Result<String, Status> {
     toml::to_string(object).map_err(|error| Status::internal(format!("daemon: {error}")))
 }
 
-fn pairs(changes: Vec<v1::KeyValue>) -> Vec<(String, String)> {
+fn pairs(changes: Vec<api::KeyValue>) -> Vec<(String, String)> {
     changes.into_iter().map(|change| (change.key, change.value)).collect()
 }
 
@@ -98,45 +95,44 @@ fn vlan(vlan: Option<u32>) -> Result<Option<u16>, Status> {
     .transpose()
 }
 
-fn each<F, T: From<F>>(list: Vec<F>) -> Vec<T> {
-    list.into_iter().map(T::from).collect()
-}
-
 #[tonic::async_trait]
 impl HostService for Service {
-    async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Reply<v1::Status> {
+    async fn get_status(&self, _: Request<api::GetStatusRequest>) -> Reply<api::HostStatus> {
         let mut status = self.call(Host::status).await?;
         self.parts.enter(&mut status);
-        Ok(Response::new(status.into()))
+        Ok(Response::new(status))
     }
 
-    async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Reply<v1::ConfigText> {
-        Ok(Response::new(v1::ConfigText { toml: self.call(Host::config_toml).await? }))
+    async fn get_config(&self, _: Request<api::GetConfigRequest>) -> Reply<api::ConfigText> {
+        Ok(Response::new(api::ConfigText { toml: self.call(Host::config_toml).await? }))
     }
 
-    async fn check_config(&self, request: Request<v1::ConfigText>) -> Reply<v1::CheckConfigReply> {
+    async fn check_config(
+        &self,
+        request: Request<api::ConfigText>,
+    ) -> Reply<api::CheckConfigReply> {
         let text = request.into_inner().toml;
         let errors = match self.call(move |_| config::parse(&text, "")).await? {
             Ok(_) => Vec::new(),
             Err(errors) => errors.0.iter().map(ToString::to_string).collect(),
         };
-        Ok(Response::new(v1::CheckConfigReply { errors }))
+        Ok(Response::new(api::CheckConfigReply { errors }))
     }
 
-    async fn reload(&self, _: Request<v1::ReloadRequest>) -> Reply<v1::ChangeReport> {
+    async fn reload(&self, _: Request<api::ReloadRequest>) -> Reply<api::ChangeReport> {
         let report = self.call(Host::reload).await?.map_err(|errors| {
             tracing::error!(mistakes = errors.0.len(), %errors, "configuration refused");
             Status::invalid_argument(errors.to_string())
         })?;
         super::log_change(&report);
-        Ok(Response::new(report.into()))
+        Ok(Response::new(report))
     }
 
-    async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Reply<v1::ListPortsReply> {
-        Ok(Response::new(v1::ListPortsReply { ports: each(self.call(Host::ports).await?) }))
+    async fn list_ports(&self, _: Request<api::ListPortsRequest>) -> Reply<api::ListPortsReply> {
+        Ok(Response::new(api::ListPortsReply { ports: self.call(Host::ports).await? }))
     }
 
-    async fn get_port(&self, request: Request<v1::GetPortRequest>) -> Reply<v1::GetPortReply> {
+    async fn get_port(&self, request: Request<api::GetPortRequest>) -> Reply<api::GetPortReply> {
         let name = request.into_inner().name;
         let wanted = name.clone();
         let (port, configured) = self
@@ -151,113 +147,121 @@ impl HostService for Service {
                 "port \"{name}\": there is no such port; see `penstock port list`"
             )));
         };
-        Ok(Response::new(v1::GetPortReply { port: Some(port.into()), toml: text(&configured)? }))
+        Ok(Response::new(api::GetPortReply { port: Some(port), toml: text(&configured)? }))
     }
 
-    async fn add_port(&self, request: Request<v1::AddObjectRequest>) -> Reply<v1::ChangeReport> {
-        let v1::AddObjectRequest { toml, save } = request.into_inner();
+    async fn add_port(&self, request: Request<api::AddObjectRequest>) -> Reply<api::ChangeReport> {
+        let api::AddObjectRequest { toml, save } = request.into_inner();
         let port: config::Port = object("port", &config::current_port(&toml))?;
         self.change(move |host| host.add_port(port, save)).await
     }
 
-    async fn set_port(&self, request: Request<v1::SetObjectRequest>) -> Reply<v1::ChangeReport> {
-        let v1::SetObjectRequest { name, changes, save } = request.into_inner();
+    async fn set_port(&self, request: Request<api::SetObjectRequest>) -> Reply<api::ChangeReport> {
+        let api::SetObjectRequest { name, changes, save } = request.into_inner();
         self.change(move |host| host.set_port(&name, &pairs(changes), save)).await
     }
 
     async fn delete_port(
         &self,
-        request: Request<v1::DeleteObjectRequest>,
-    ) -> Reply<v1::ChangeReport> {
-        let v1::DeleteObjectRequest { name, save } = request.into_inner();
+        request: Request<api::DeleteObjectRequest>,
+    ) -> Reply<api::ChangeReport> {
+        let api::DeleteObjectRequest { name, save } = request.into_inner();
         self.change(move |host| host.del_port(&name, save)).await
     }
 
     async fn list_tenants(
         &self,
-        _: Request<v1::ListTenantsRequest>,
-    ) -> Reply<v1::ListTenantsReply> {
+        _: Request<api::ListTenantsRequest>,
+    ) -> Reply<api::ListTenantsReply> {
         let (tenants, ports) = self.call(|host| (host.tenants(), host.port_configs())).await?;
-        let listed = |tenant: config::Tenant| -> Result<v1::Tenant, Status> {
+        let listed = |tenant: config::Tenant| -> Result<api::Tenant, Status> {
             let own = ports.iter().filter(|port| port.tenant.as_ref() == Some(&tenant.name));
             let ports = own.map(|port| port.name.clone()).collect();
-            Ok(v1::Tenant { toml: text(&tenant)?, name: tenant.name, ports })
+            Ok(api::Tenant { toml: text(&tenant)?, name: tenant.name, ports })
         };
         let tenants = tenants.into_iter().map(listed).collect::<Result<_, _>>()?;
-        Ok(Response::new(v1::ListTenantsReply { tenants }))
+        Ok(Response::new(api::ListTenantsReply { tenants }))
     }
 
-    async fn add_tenant(&self, request: Request<v1::AddObjectRequest>) -> Reply<v1::ChangeReport> {
-        let v1::AddObjectRequest { toml, save } = request.into_inner();
+    async fn add_tenant(
+        &self,
+        request: Request<api::AddObjectRequest>,
+    ) -> Reply<api::ChangeReport> {
+        let api::AddObjectRequest { toml, save } = request.into_inner();
         let tenant: config::Tenant = object("tenant", &toml)?;
         self.change(move |host| host.add_tenant(tenant, save)).await
     }
 
-    async fn set_tenant(&self, request: Request<v1::SetObjectRequest>) -> Reply<v1::ChangeReport> {
-        let v1::SetObjectRequest { name, changes, save } = request.into_inner();
+    async fn set_tenant(
+        &self,
+        request: Request<api::SetObjectRequest>,
+    ) -> Reply<api::ChangeReport> {
+        let api::SetObjectRequest { name, changes, save } = request.into_inner();
         self.change(move |host| host.set_tenant(&name, &pairs(changes), save)).await
     }
 
     async fn delete_tenant(
         &self,
-        request: Request<v1::DeleteObjectRequest>,
-    ) -> Reply<v1::ChangeReport> {
-        let v1::DeleteObjectRequest { name, save } = request.into_inner();
+        request: Request<api::DeleteObjectRequest>,
+    ) -> Reply<api::ChangeReport> {
+        let api::DeleteObjectRequest { name, save } = request.into_inner();
         self.change(move |host| host.del_tenant(&name, save)).await
     }
 
-    async fn list_flows(&self, _: Request<v1::ListFlowsRequest>) -> Reply<v1::ListFlowsReply> {
-        Ok(Response::new(v1::ListFlowsReply { flows: each(self.call(Host::flows).await?) }))
+    async fn list_flows(&self, _: Request<api::ListFlowsRequest>) -> Reply<api::ListFlowsReply> {
+        Ok(Response::new(api::ListFlowsReply { flows: self.call(Host::flows).await? }))
     }
 
-    async fn add_flow(&self, request: Request<v1::AddObjectRequest>) -> Reply<v1::ChangeReport> {
-        let v1::AddObjectRequest { toml, save } = request.into_inner();
+    async fn add_flow(&self, request: Request<api::AddObjectRequest>) -> Reply<api::ChangeReport> {
+        let api::AddObjectRequest { toml, save } = request.into_inner();
         let rule: config::Rule = object("rule", &toml)?;
         self.change(move |host| host.add_rule(rule, save)).await
     }
 
     async fn delete_flow(
         &self,
-        request: Request<v1::DeleteObjectRequest>,
-    ) -> Reply<v1::ChangeReport> {
-        let v1::DeleteObjectRequest { name, save } = request.into_inner();
+        request: Request<api::DeleteObjectRequest>,
+    ) -> Reply<api::ChangeReport> {
+        let api::DeleteObjectRequest { name, save } = request.into_inner();
         self.change(move |host| host.del_rule(&name, save)).await
     }
 
-    async fn list_fdb(&self, _: Request<v1::ListFdbRequest>) -> Reply<v1::ListFdbReply> {
+    async fn list_fdb(&self, _: Request<api::ListFdbRequest>) -> Reply<api::ListFdbReply> {
         let entries = self.call(|host| host.fdb(&FdbFilter::default())).await?;
-        let entries = each(entries.map_err(|error| status(&error))?);
-        Ok(Response::new(v1::ListFdbReply { entries }))
+        let entries = entries.map_err(|error| status(&error))?;
+        Ok(Response::new(api::ListFdbReply { entries }))
     }
 
-    async fn flush_fdb(&self, request: Request<v1::FlushFdbRequest>) -> Reply<v1::FlushFdbReply> {
+    async fn flush_fdb(&self, request: Request<api::FlushFdbRequest>) -> Reply<api::FlushFdbReply> {
         let request = request.into_inner();
         let vlan = vlan(request.vlan)?;
         let filter = FdbFilter { tenant: request.tenant, vlan, port: request.port };
         let flushed = self.call(move |host| host.fdb_flush(&filter)).await?;
         let flushed = flushed.map_err(|error| status(&error))?;
         tracing::info!(flushed, "learned addresses deleted");
-        Ok(Response::new(v1::FlushFdbReply { flushed: u64::try_from(flushed).unwrap_or(u64::MAX) }))
+        Ok(Response::new(api::FlushFdbReply {
+            flushed: u64::try_from(flushed).unwrap_or(u64::MAX),
+        }))
     }
 
-    async fn get_stats(&self, request: Request<v1::GetStatsRequest>) -> Reply<v1::Stats> {
+    async fn get_stats(&self, request: Request<api::GetStatsRequest>) -> Reply<api::Stats> {
         let exact = request.into_inner().exact;
         let stats = self.call(move |host| host.stats(exact)).await?;
-        Ok(Response::new(stats.map_err(|error| status(&error))?.into()))
+        Ok(Response::new(stats.map_err(|error| status(&error))?))
     }
 
-    async fn explain(&self, request: Request<v1::ExplainRequest>) -> Reply<v1::Explanation> {
-        let v1::ExplainRequest { port, seconds } = request.into_inner();
+    async fn explain(&self, request: Request<api::ExplainRequest>) -> Reply<api::Explanation> {
+        let api::ExplainRequest { port, seconds } = request.into_inner();
         let seconds = if seconds == 0 { 3 } else { u64::from(seconds.min(10)) };
         let answer = self.call(move |host| host.explain(&port, seconds)).await?;
-        Ok(Response::new(answer.map_err(|error| status(&error))?.into()))
+        Ok(Response::new(answer.map_err(|error| status(&error))?))
     }
 
-    type WatchStatsStream = Pin<Box<dyn Stream<Item = Result<v1::Stats, Status>> + Send>>;
+    type WatchStatsStream = Pin<Box<dyn Stream<Item = Result<api::Stats, Status>> + Send>>;
 
     async fn watch_stats(
         &self,
-        request: Request<v1::WatchStatsRequest>,
+        request: Request<api::WatchStatsRequest>,
     ) -> Reply<Self::WatchStatsStream> {
         let interval_ms = request.into_inner().interval_ms;
         if !(WATCH_MS_MIN..=WATCH_MS_MAX).contains(&interval_ms) {
@@ -281,7 +285,7 @@ impl HostService for Service {
 async fn feed(
     mut service: Service,
     interval: Duration,
-    sender: mpsc::Sender<Result<v1::Stats, Status>>,
+    sender: mpsc::Sender<Result<api::Stats, Status>>,
 ) {
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
@@ -292,7 +296,7 @@ async fn feed(
             _ = service.stopping.wait_for(|stopping| *stopping) => return,
         }
         let reading = match service.call(|host| host.stats(false)).await {
-            Ok(Ok(stats)) => Ok(stats.into()),
+            Ok(Ok(stats)) => Ok(stats),
             Ok(Err(error)) => Err(status(&error)),
             Err(status) => Err(status),
         };

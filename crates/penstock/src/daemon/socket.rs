@@ -1,12 +1,12 @@
 //! The API's unix socket: private to the daemon's user, and one daemon's at a time.
 //!
-//! **Rule.** A lock file beside the socket says who owns it; the kernel drops the lock with its
+//! **Rule.** The owner of the socket locks a file beside it. The kernel drops the lock with its
 //! holder, so a dead daemon's socket is known to be stale and is replaced. A socket that answers is
-//! refused even without the lock (somebody deleted the lock file), and so is a file that is no
-//! socket. The socket is born with mode 0600: Linux takes it from the descriptor at `bind`
-//! (unix(7) leaves it open, `unix_bind` in the kernel does it), so there is no moment in which
-//! others could connect, and the process-wide mask is left alone. The directory may be another
-//! user's: a lock file that is a link, or another user's, is refused and not written to.
+//! refused even without the lock (the lock file was deleted), and so is a file that is no socket.
+//! The socket is born with mode 0600: Linux takes it from the descriptor at `bind` (unix(7) leaves
+//! it open, `unix_bind` in the kernel does it), so there is no moment in which others could
+//! connect, and the process-wide mask is left alone. The directory may be another user's: a lock
+//! file that is a link, or another user's, is refused and not written to.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -111,7 +111,7 @@ fn lock(path: &Path, key: &str) -> Result<Flock<File>> {
         "lock file {at}: it belongs to another user, or is a link to another file; remove it or \
          configure another {key}"
     );
-    // Read before the lock: only to say in an error who has it.
+    // Read before the lock, to name its holder in an error.
     let mut holder = String::new();
     let _ = (&mut file).take(32).read_to_string(&mut holder);
     let mut locked = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {

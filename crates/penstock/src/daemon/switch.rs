@@ -1,8 +1,8 @@
-//! The daemon as a switch of a fabric: what controllers say becomes queues of its ports.
+//! The daemon as a switch of a fabric: controllers configure the queues of its ports.
 //!
-//! **Rule.** [`FabricSwitch`] compares stamps and keeps what was told; here are the running
-//! [`Host`] behind it, and where it is served: on the API's socket, which is its owner's alone, and
-//! by mutual TLS on `listen`. What was told before a restart is in force before the first request.
+//! **Rule.** [`FabricSwitch`] compares stamps and saves the decision. This module connects it to
+//! the running [`Host`], and serves it on the API's socket, which only its owner may open, and by
+//! mutual TLS on `listen`. The decision from before a restart is in force before the first request.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use penstock_control::api::{QueueStatus, SwitchStatus};
+use penstock_control::api::{NamedCount, QueueStatus, SwitchStatus};
 use penstock_control::host::{ApiError, Host, PortQueues, SwitchPort};
 use penstock_controller::agent::SideError;
 use penstock_controller::agents::{PemFiles, ServerTls};
@@ -21,7 +21,7 @@ use penstock_controller::switch::wire::v1::switch_service_server::SwitchServiceS
 use penstock_controller::switch::{self, FabricSwitch, PortReading, SwitchServer, SwitchSide, Who};
 use tokio::sync::watch;
 
-/// Between two looks at the files of certificates.
+/// Interval between two looks at the files of certificates.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// A host that is a switch, not served yet.
@@ -31,7 +31,7 @@ pub struct Switch {
     door: Option<Door>,
 }
 
-/// Where controllers come in from the network.
+/// Listener for controllers from the network.
 #[derive(Debug)]
 struct Door {
     listener: TcpListener,
@@ -39,14 +39,15 @@ struct Door {
     who: Who,
 }
 
-/// A switch as others see it.
+/// Handle to a switch that runs.
 #[derive(Clone, Debug)]
 pub struct Switched(Arc<FabricSwitch>);
 
-/// The host as a switch, if it is one.
+/// The host as a switch; `None` if it is none.
 ///
 /// # Errors
-/// No place for what it is told, certificates that cannot be read, or an address that is taken.
+/// The folder of the decision cannot be created, certificates cannot be read, or the address is
+/// taken.
 pub fn become_one(host: &Arc<Host>, directory: &Path) -> Result<Option<Switch>> {
     let Some(terms) = host.config().switch_terms(directory) else { return Ok(None) };
     if let Some(folder) = terms.plan.parent() {
@@ -73,13 +74,13 @@ pub fn become_one(host: &Arc<Host>, directory: &Path) -> Result<Option<Switch>> 
 }
 
 impl Switch {
-    /// What it is doing, for whoever asks.
+    /// A handle for the status and the API.
     #[must_use]
     pub fn seen(&self) -> Switched {
         Switched(Arc::clone(&self.inner))
     }
 
-    /// Does what it was told before a restart. A part that cannot be done is left to a controller.
+    /// Applies the decision from before a restart. A controller mends what cannot be applied.
     pub async fn take_up(&self) {
         let name = self.inner.name();
         match self.inner.take_up().await {
@@ -96,10 +97,11 @@ impl Switch {
         }
     }
 
-    /// Serves controllers from the network, and keeps what could not be kept, until `stopping`.
+    /// Serves controllers from the network until `stopping`, and tries again to save a decision
+    /// that could not be saved.
     ///
     /// # Errors
-    /// The port is of no use.
+    /// The listener failed.
     pub async fn serve(self, mut stopping: watch::Receiver<bool>) -> Result<()> {
         let inner = Arc::clone(&self.inner);
         let mut stopped = stopping.clone();
@@ -126,7 +128,7 @@ impl Switch {
 }
 
 impl Switched {
-    /// For the API's socket.
+    /// The service for the API's socket.
     #[must_use]
     pub fn service(&self) -> SwitchServiceServer<SwitchServer> {
         SwitchServiceServer::new(SwitchServer::new(Arc::clone(&self.0), Who::Connected))
@@ -134,7 +136,6 @@ impl Switched {
             .max_encoding_message_size(SWITCH_BYTES_MAX)
     }
 
-    /// What it is doing now.
     #[must_use]
     pub fn status(&self) -> SwitchStatus {
         let status = self.0.status().borrow().clone();
@@ -148,13 +149,12 @@ impl Switched {
                 ("late", status.late),
                 ("failed", status.failed),
             ]
-            .map(|(name, value)| (name.to_owned(), value))
+            .map(|(name, value)| NamedCount::new(name, value))
             .into(),
         }
     }
 }
 
-/// The running switch.
 #[derive(Debug)]
 struct Side {
     host: Arc<Host>,
@@ -193,19 +193,23 @@ impl SwitchSide for Side {
     }
 }
 
-/// A port in the words of a switch.
+/// Converts a port to the reading that controllers receive.
 fn reading(port: SwitchPort) -> (String, PortReading) {
+    // Numbers of queues and code points, which the API has wider.
+    let narrow = |number: u32| u8::try_from(number).unwrap_or(u8::MAX);
     let counters = |queue: &QueueStatus| QueueCounters {
         port: port.name.clone(),
-        queue: queue.queue,
+        queue: narrow(queue.queue),
         packets: queue.frames,
         bytes: queue.bytes,
         dropped: queue.drops,
     };
     let own = port.queues.iter().filter(|queue| queue.queue != 0);
     let state = PortState {
-        weights: port.queues.iter().map(|queue| queue.weight.into()).collect(),
-        map: own.flat_map(|q| q.dscps.iter().map(|dscp| (*dscp, q.queue))).collect(),
+        weights: port.queues.iter().map(|queue| queue.weight).collect(),
+        map: own
+            .flat_map(|q| q.dscps.iter().map(|dscp| (narrow(*dscp), narrow(q.queue))))
+            .collect(),
     };
     let reading = PortReading {
         queues: u8::try_from(port.queues.len()).unwrap_or(u8::MAX),

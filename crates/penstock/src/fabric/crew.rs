@@ -15,7 +15,7 @@ use penstock_fabric::topology::NodeId;
 
 use super::drivers::driver;
 
-/// Makes a fabric and its crew, anew for each term; drivers stay.
+/// Makes a fabric and its crew, again for each term. Drivers stay.
 pub struct Maker {
     file: Arc<ControllerFile>,
     hosts: Arc<Registry>,
@@ -36,7 +36,7 @@ impl Maker {
         Ok(Self { file, hosts, drivers })
     }
 
-    /// An empty fabric, and a crew that was told nothing yet.
+    /// An empty fabric, and a crew without a decision.
     ///
     /// # Errors
     /// Settings that cannot work.

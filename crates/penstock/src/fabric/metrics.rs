@@ -1,9 +1,11 @@
 //! The controller's Prometheus page, in the OpenMetrics text format.
 //!
-//! **Rule.** Values come from the views that people are shown (`penstock_controller::view`), so a
-//! graph and the page cannot differ. A controller that does not lead says so and no more. The
-//! catalogue is one table ([`catalogue`]); a test writes it to `docs/metrics.md`.
-//! **Cost.** Series: 9 a tenant, 3 to 6 a server or switch, 7 a link, 1 a port with tenants.
+//! **Rule.** Values come from the views that the page shows (`penstock_controller::view`), so a
+//! graph and the page cannot differ. A controller that does not lead has only the metrics that say
+//! so. The catalogue is one table ([`catalogue`]); a test writes it to `docs/metrics.md`.
+//!
+//! **Cost.** There are 9 series per tenant, 3 to 6 per server or switch, 7 per link and 1 per port
+//! with tenants.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +21,6 @@ use serde_json::Value;
 
 use crate::table::to_f64;
 
-/// What a scrape shows.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     age: Duration,
@@ -31,11 +32,11 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Of views: the status, `age` old, and the tenants, bindings and topology in this order, each
-    /// null if there is none.
+    /// A reading of the view `status`, `age` old, and of the views of tenants, bindings and
+    /// topology in this order, each null if absent.
     ///
     /// # Errors
-    /// A view is missing or is not as views are.
+    /// A view is missing or has another form.
     pub fn new(age: Duration, status: Value, parts: Vec<Value>) -> Result<Self> {
         let parts: [Value; 3] =
             parts.try_into().ok().context("metrics: tenants, bindings, topology are needed")?;
@@ -50,14 +51,12 @@ impl Reading {
     }
 }
 
-/// What has one value each.
+/// The objects of which a metric has one value each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
     /// The controller, whether it leads or not.
     Controller,
-    /// The controller that leads.
     Leader,
-    /// A mode.
     Mode,
     Tenant,
     /// A tenant and a direction.
@@ -133,15 +132,15 @@ fn of_controller() -> Vec<Metric> {
     let always = |name, at| Metric { of: Controller, ..gauge(name, "", at) };
     vec![
         always("penstock_controller_leads", &["leads"])
-            .says("1 if this controller leads; all that follows is of the one that does"),
+            .says("1 if this controller leads; only the leader has the metrics below"),
         Metric { of: Controller, ..gauge("penstock_controller_reading_age", "seconds", &["age"]) }
-            .says("how old these values are: above 0 while the controller is busy"),
+            .says("age of these values; above 0 while the controller is busy"),
         gauge("penstock_controller_epoch", "", &["stamp", "epoch"])
-            .says("number of its term; counts up with every election"),
+            .says("epoch of its decisions; grows with every election"),
         gauge("penstock_controller_generation", "", &["stamp", "generation"])
-            .says("decisions of this term"),
+            .says("decisions of this epoch"),
         Metric { of: Mode, ..gauge("penstock_controller_mode", "", &["mode"]) }
-            .says("1 for the mode that it is in: active, observe or hold"),
+            .says("1 for the present mode: active, observe or hold"),
         gauge("penstock_controller_interval", "seconds", &["interval_ms"])
             .per(1_000)
             .says("time between two decisions"),
@@ -154,10 +153,11 @@ fn of_controller() -> Vec<Metric> {
             .says("of these, servers whose agent is connected"),
         gauge("penstock_controller_heard", "hosts", &["last_interval", "hosts_heard"])
             .says("of these, servers that reported in the last interval"),
-        gauge("penstock_controller", "switches", &["switches"]).says("switches that it tells"),
+        gauge("penstock_controller", "switches", &["switches"])
+            .says("switches that the controller configures"),
         gauge("penstock_controller_weight_error", "ratio", &["worst_weight_error_ppm"])
             .per(1_000_000)
-            .says("most that a port's weights depart from the guarantees, as a part"),
+            .says("largest error of a port's weights against the guarantees"),
         gauge(
             "penstock_controller_without_code_point",
             "tenants",
@@ -170,23 +170,23 @@ fn of_controller() -> Vec<Metric> {
 fn of_work() -> Vec<Metric> {
     vec![
         counter("penstock_controller", "intervals", &["this_term", "intervals"])
-            .says("intervals decided; begins at 0 with each term, as all counters here"),
+            .says("intervals decided; 0 at the start of each epoch, as all counters here"),
         counter("penstock_controller_promoted", "tenants", &["this_term", "promoted"])
             .says("times a tenant got queues of its own"),
         counter("penstock_controller_demoted", "tenants", &["this_term", "demoted"])
-            .says("times a tenant lost them"),
+            .says("times a tenant lost its queues"),
         counter("penstock_controller_taken_back", "plans", &["this_term", "taken_back"])
-            .says("plans that were taken back because a host or switch did not follow"),
+            .says("plans rolled back because a host or switch did not follow"),
         counter("penstock_controller_failed", "elements", &["this_term", "failed"])
             .says("times a host or switch did not follow a plan"),
         counter("penstock_controller_drifted", "switches", &["this_term", "drifted"])
-            .says("times a switch, read back, did not do what it was told"),
+            .says("times a switch differed from the decision when it was read back"),
         counter("penstock_controller_deciding", "seconds", &["this_term", "decided_in_us"])
             .per(1_000_000)
             .says("time that scoring and binding took"),
         counter("penstock_controller_working", "seconds", &["this_term", "took_us"])
             .per(1_000_000)
-            .says("time that intervals took, with storing and carrying out"),
+            .says("time that intervals took, storing and carrying out included"),
         gauge(
             "penstock_controller_last_deciding",
             "seconds",
@@ -202,7 +202,7 @@ fn of_work() -> Vec<Metric> {
             &["last_interval", "took_us"],
         )
         .per(1_000_000)
-        .says("time that the last interval took, with storing and carrying out"),
+        .says("time that the last interval took, storing and carrying out included"),
     ]
 }
 
@@ -215,11 +215,11 @@ fn of_agents() -> Vec<Metric> {
         counter("penstock_agents_crowded", "connections", &["agents", "crowded"])
             .says("connections refused because their certificate had too many already"),
         counter("penstock_agents", "reports", &["agents", "reports"])
-            .says("reports of usage taken in"),
+            .says("reports of usage received"),
         counter("penstock_agents_applied", "plans", &["agents", "applied"])
-            .says("plans that hosts said they did"),
+            .says("plans that hosts carried out"),
         counter("penstock_agents_failed", "plans", &["agents", "failed"])
-            .says("plans that hosts refused or could not do"),
+            .says("plans that hosts refused or could not carry out"),
     ]
 }
 
@@ -229,25 +229,25 @@ fn of_tenants() -> Vec<Metric> {
     vec![
         gauge("penstock_tenant_guarantee", bytes, TenantWay, &["guarantee_send", "guarantee_recv"])
             .per(8)
-            .says("what all of its VMs together are guaranteed, sent and received"),
+            .says("guarantee of all its VMs together, in each direction"),
         gauge("penstock_tenant_rate", bytes, TenantWay, &["sent", "received"])
             .per(8)
-            .says("what they sent and received in the last interval, over the network"),
+            .says("traffic of its VMs over the network in the last interval"),
         gauge("penstock_tenant_used", "ratio", Tenant, &["used_permille"])
             .per(1_000)
-            .says("the part of its guarantee that it used, by its score"),
+            .says("part of its guarantee that it used, by its score"),
         gauge("penstock_tenant_score", bytes, Tenant, &["score"])
             .per(8)
-            .says("its smoothed score; the highest get queues of their own"),
+            .says("smoothed score; tenants with the highest get queues of their own"),
         gauge("penstock_tenant_queue", "", Tenant, &["queue"])
-            .says("1 if it has queues of its own"),
+            .says("1 if the tenant has queues of its own"),
         gauge("penstock_tenant_queue_since_interval", "", Tenant, &["since_interval"])
-            .says("number of the interval since which it has them; missing without"),
+            .says("interval in which the tenant got its queues; absent without queues"),
         gauge("penstock_tenant_dscp", "", Tenant, &["dscp"])
-            .says("its code point; 0: it shares queue 0"),
-        gauge("penstock_tenant", "vms", Tenant, &["vms"]).says("VMs that it has"),
+            .says("code point of the tenant; 0 if it shares queue 0"),
+        gauge("penstock_tenant", "vms", Tenant, &["vms"]).says("VMs of the tenant"),
         gauge("penstock_tenant_away", "hosts", Tenant, &["hosts_away"])
-            .says("hosts of its VMs that cannot be told"),
+            .says("hosts of its VMs that cannot be reached"),
     ]
 }
 
@@ -256,30 +256,30 @@ fn of_fabric() -> Vec<Metric> {
     let bytes = "bytes_per_second";
     vec![
         gauge("penstock_fabric_node_up_to_date", "", Node, &["up_to_date"])
-            .says("1 if the server or switch does what it was told, as far as is known"),
+            .says("1 if the server or switch has the latest decision, as far as known"),
         gauge("penstock_fabric_node_in_service", "", Node, &["service"])
-            .says("1 if it is in service; 0: drained or failed"),
+            .says("1 if the node is in service; 0 if drained or failed"),
         gauge("penstock_fabric_host_connected", "", Server, &["connected"])
             .says("1 if the server's agent is connected"),
         gauge("penstock_fabric_host_epoch", "", Server, &["stamp", "epoch"])
-            .says("term of the decision that the host has; missing while it is away"),
+            .says("epoch of the host's decision; absent while the host is away"),
         gauge("penstock_fabric_host_generation", "", Server, &["stamp", "generation"])
-            .says("number of that decision in its term"),
+            .says("number of that decision in its epoch"),
         gauge("penstock_fabric_host_free", "slots", Server, &["free_slots"])
             .says("slots of the server that are free"),
         gauge("penstock_fabric_link_rate", bytes, Link, &["rate"])
             .per(8)
-            .says("what the link carries in each direction"),
+            .says("capacity of the link in each direction"),
         gauge("penstock_fabric_link", "tenants", Link, &["tenants"]).says("tenants on the link"),
         gauge("penstock_fabric_link_reserved", bytes, LinkWay, &["reserved_up", "reserved_down"])
             .per(8)
-            .says("what is reserved on it"),
+            .says("bandwidth reserved on the link"),
         gauge("penstock_fabric_link_used", bytes, LinkWay, &["used_up", "used_down"])
             .per(8)
-            .says("what hosts measured on it; servers' own links only, others are 0"),
+            .says("traffic that hosts measured on the link; 0 for links between switches"),
         gauge("penstock_fabric_port_weight_error", "ratio", Port, &["weight_error_ppm"])
             .per(1_000_000)
-            .says("most that the port's weights depart from the guarantees, as a part"),
+            .says("largest error of the port's weights against the guarantees"),
     ]
 }
 

@@ -1,9 +1,9 @@
 //! `penstock controller run`: everything around [`penstock_controller`] that makes it a service.
 //!
-//! **Rule.** Order of the start: the file, logs, the socket (a second controller ends here), the
-//! addresses of agents and of the page, then the campaign and `READY=1`. SIGTERM and SIGINT end it:
-//! it gives up its lease, so that another leads at once. SIGHUP has it read its certificates anew,
-//! which it does by itself soon after they changed.
+//! **Rule.** The controller starts in this order: file, logs, socket (a second controller ends
+//! here), addresses of agents and of the page, then the campaign and `READY=1`. SIGTERM and SIGINT
+//! end it, and it gives up its lease, so that another one leads at once. SIGHUP reads certificates
+//! again; without a signal the controller does so soon after they change.
 
 mod crew;
 mod drivers;
@@ -39,10 +39,10 @@ use crate::daemon::{API_CONNECTIONS_MAX, API_DESCRIPTORS, logs, notify::Notifier
 
 /// Between two looks at the files of certificates.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Longest that ending takes.
+/// Longest time between a signal and the end of the controller.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// Runs until it is told to end.
+/// Runs the controller until a signal ends it.
 ///
 /// # Errors
 /// The file is wrong, an address is taken, or the store cannot be opened.

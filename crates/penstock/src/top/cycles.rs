@@ -24,7 +24,6 @@ pub const HEADING: [&str; 12] = [
 /// Columns to hide on a narrow terminal, the first one first.
 pub const HIDDEN_FIRST: [usize; 10] = [8, 11, 3, 2, 10, 1, 9, 7, 6, 4];
 
-/// A port's row.
 #[must_use]
 pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 12] {
     let dash = || "-".to_owned();
@@ -50,7 +49,6 @@ pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 12] {
     ]
 }
 
-/// All ports as text.
 #[must_use]
 pub fn table(model: &Model) -> String {
     use Align::{Left, Right};

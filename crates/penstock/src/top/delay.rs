@@ -18,7 +18,6 @@ pub const HEADING: [&str; 7] = [
 /// Columns to hide on a narrow terminal, the first one first.
 pub const HIDDEN_FIRST: [usize; 4] = [5, 3, 6, 2];
 
-/// A port's row.
 #[must_use]
 pub fn cells(port: &PortRates) -> [String; 7] {
     let find = |name: &str| port.delays.iter().find(|delays| delays.name == name);
@@ -47,7 +46,6 @@ pub fn cells(port: &PortRates) -> [String; 7] {
     ]
 }
 
-/// All ports as text.
 #[must_use]
 pub fn table(model: &Model) -> String {
     use Align::{Left, Right};

@@ -13,13 +13,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use penstock_control::api::{HostStatus, PortStatus, Stats};
+use penstock_control::api;
 use tokio::sync::mpsc;
 
 use crate::cli::{TopArgs, interval_ms};
 use crate::client::{Client, connect, refused, timed};
 use crate::verbs::{print, stats::rates_table};
-use crate::wire::v1;
 use model::{Model, Reading, View};
 
 /// Runs the view until `q`; as plain text when standard output is no terminal.
@@ -37,21 +36,17 @@ pub async fn run(socket: &Path, args: TopArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One look at everything.
 async fn read(client: &mut Client) -> Result<Reading> {
-    let status = client.get_status(timed(v1::GetStatusRequest {})).await.map_err(refused)?;
-    let ports = client.list_ports(timed(v1::ListPortsRequest {})).await.map_err(refused)?;
+    let status = client.get_status(timed(api::GetStatusRequest {})).await.map_err(refused)?;
+    let ports = client.list_ports(timed(api::ListPortsRequest {})).await.map_err(refused)?;
     let stats =
-        client.get_stats(timed(v1::GetStatsRequest { exact: false })).await.map_err(refused)?;
-    let ports = ports.into_inner().ports.into_iter();
-    let status = HostStatus::try_from(status.into_inner()).map_err(refused)?;
+        client.get_stats(timed(api::GetStatsRequest { exact: false })).await.map_err(refused)?;
+    let status = status.into_inner();
     Ok(Reading {
         vcpus: crate::verbs::vcpu::of_host(&status.vcpu_dir),
         status,
-        ports: ports
-            .map(|port| PortStatus::try_from(port).map_err(refused))
-            .collect::<Result<Vec<_>>>()?,
-        stats: Stats::try_from(stats.into_inner()).map_err(refused)?,
+        ports: ports.into_inner().ports,
+        stats: stats.into_inner(),
     })
 }
 
@@ -113,7 +108,6 @@ async fn live(client: &mut Client, interval: Duration) -> Result<()> {
     }
 }
 
-/// What a key means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Quit,

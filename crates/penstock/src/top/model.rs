@@ -1,4 +1,4 @@
-//! State of the live view: the last two readings, the sort order, the view, whether it is paused.
+//! State of the live view: the last two readings, the sort order, and what is shown.
 
 use penstock_control::api::{HostStatus, PortStatus, Stats};
 
@@ -6,23 +6,20 @@ use penstock_vcpu_host::state::State;
 
 use crate::rates::{PortRates, Rates};
 
-/// One look at everything.
+/// State, counters and schedule of the host, read together.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
-    /// The daemon.
     pub status: HostStatus,
-    /// The ports' states.
     pub ports: Vec<PortStatus>,
-    /// The counters.
     pub stats: Stats,
-    /// What the scheduler of vCPUs tells, if there is one.
+    /// State of the vCPU scheduler, if one runs.
     pub vcpus: Option<State>,
 }
 
 /// The order of the ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
-    /// As configured.
+    /// In the order of the configuration.
     #[default]
     Slot,
     /// Most frames first, both directions.
@@ -36,7 +33,6 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// The next order, for the key.
     #[must_use]
     pub const fn next(self) -> Self {
         match self {
@@ -48,7 +44,6 @@ impl Sort {
         }
     }
 
-    /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -61,37 +56,28 @@ impl Sort {
     }
 }
 
-/// What is shown of the ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum View {
-    /// Frames, bits and drops.
     #[default]
     Rates,
-    /// Cycles.
     Cycles,
-    /// How long frames waited.
     Delays,
-    /// Virtual processors.
     Vcpus,
 }
 
-/// The view's state.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     before: Option<Reading>,
     now: Reading,
-    /// The order.
     pub sort: Sort,
-    /// Whether new readings are left out.
+    /// Whether new readings are ignored.
     pub paused: bool,
-    /// What is shown of the ports.
     pub view: View,
-    /// How many ports are above the window.
+    /// Number of ports above the first one shown.
     pub scroll: usize,
 }
 
 impl Model {
-    /// Takes a new reading.
     pub fn take(&mut self, reading: Reading) {
         let before = std::mem::replace(&mut self.now, reading);
         self.before = (before.stats.time_ns > 0).then_some(before);
@@ -112,13 +98,11 @@ impl Model {
         self.now.stats.ports.len().saturating_sub(1)
     }
 
-    /// The daemon.
     #[must_use]
     pub const fn status(&self) -> &HostStatus {
         &self.now.status
     }
 
-    /// What the scheduler of vCPUs tells.
     #[must_use]
     pub const fn vcpus(&self) -> Option<&State> {
         self.now.vcpus.as_ref()
@@ -150,7 +134,7 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_control::api::PortStats;
+    use penstock_control::api::{NamedCount, PortStats};
 
     #[test]
     fn every_order_is_reached_by_the_key() {
@@ -166,7 +150,7 @@ mod tests {
         let reading = |time_ns, quiet: u64, busy: u64| {
             let port = |name: &str, frames| PortStats {
                 port: name.into(),
-                counters: vec![("rx_frames".into(), frames)],
+                counters: vec![NamedCount::new("rx_frames", frames)],
                 ..PortStats::default()
             };
             let ports = vec![port("quiet", quiet), port("busy", busy)];

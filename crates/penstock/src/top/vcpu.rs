@@ -6,14 +6,13 @@ use crate::verbs::vcpu;
 /// Columns to hide on a narrow terminal, the first one first.
 pub const HIDDEN_FIRST: [usize; 8] = [11, 10, 8, 6, 1, 3, 5, 2];
 
-/// A row for each vCPU.
 #[must_use]
 pub fn rows(model: &Model) -> Vec<[String; 13]> {
     let vms = model.vcpus().into_iter().flat_map(|state| &state.vms);
     vms.flat_map(|vm| vm.vcpus.iter().map(|each| vcpu::cells(vm, each))).collect()
 }
 
-/// Why there is nothing to show.
+/// Reason why the view is empty.
 #[must_use]
 pub fn absent(model: &Model) -> String {
     match model.status().vcpu_dir.as_str() {

@@ -88,7 +88,6 @@ impl Columns {
     }
 }
 
-/// Draws one frame.
 pub fn draw(frame: &mut Frame, model: &Model) {
     let rates = model.rates();
     let workers = u16::try_from(rates.workers.len()).unwrap_or(u16::MAX);

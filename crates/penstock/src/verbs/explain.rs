@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use penstock_control::api::{Explanation, Limit};
+use penstock_control::api::{self, Explanation, Limit};
 use penstock_vcpu_host::state::VmState;
 
 use super::{print, print_json, vcpu};
@@ -14,7 +14,6 @@ use crate::table::{
     Align, Table, bits_per_second, cycle_rate, frames_per_second, or_dash, percent, printable,
     to_f64,
 };
-use crate::wire::v1;
 
 /// Runs the command.
 ///
@@ -22,13 +21,12 @@ use crate::wire::v1;
 /// The daemon is not there or says no; a port is not there.
 pub async fn run(socket: &Path, args: ExplainArgs) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
-    let request = v1::ExplainRequest { port: args.port, seconds: args.over };
+    let request = api::ExplainRequest { port: args.port, seconds: args.over };
     let answer = client.explain(timed(request)).await.map_err(refused)?.into_inner();
-    let answer = Explanation::try_from(answer).map_err(refused)?;
     let vcpus =
         (!answer.vm.is_empty()).then(|| vcpu::of_vm(Path::new(&answer.vcpu_dir), &answer.vm));
     if args.json.json {
-        let mut value = json(&answer)?;
+        let mut value = serde_json::to_value(&answer)?;
         value["vcpu"] = match &vcpus {
             Some(Ok((vm, verdict))) => serde_json::json!({ "vm": vm, "verdict": verdict }),
             Some(Err(why)) => serde_json::json!({ "unknown": why }),
@@ -43,14 +41,6 @@ pub async fn run(socket: &Path, args: ExplainArgs) -> Result<ExitCode> {
         ))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// As JSON: the limit by name, and its port beside it.
-fn json(answer: &Explanation) -> Result<serde_json::Value> {
-    let mut value = serde_json::to_value(answer)?;
-    value["limit"] = answer.limit.name().into();
-    value["limit_port"] = answer.limit.port().into();
-    Ok(value)
 }
 
 /// The vCPUs of the VM behind the port.
@@ -90,7 +80,7 @@ fn text(answer: &Explanation) -> String {
     let mut text = format!(
         "{}: {}\n  {}\n  remedy: {}\n\nover the last {:.1} s:\n",
         printable(&answer.port),
-        verdict(&answer.limit),
+        verdict(&answer.found()),
         printable(&answer.why),
         printable(&answer.remedy),
         to_f64(answer.window_ms) / 1e3
@@ -190,7 +180,8 @@ mod tests {
         Explanation {
             port: "vm1".into(),
             window_ms: 3_000,
-            limit: Limit::Link("up".into()),
+            limit: "link".into(),
+            limit_port: "up".into(),
             why: "the link of up".into(),
             remedy: "a faster one".into(),
             sends_pps: 1_000_000,
@@ -241,7 +232,7 @@ vm2            75.0 %  1.50 Gcycles/s         -      8  9.00 Mpps  4.32 Gbit/s
 
     #[test]
     fn programs_find_the_limit_by_name() {
-        let value = json(&answer()).unwrap();
+        let value = serde_json::to_value(answer()).unwrap();
         assert_eq!((&value["limit"], &value["limit_port"]), (&"link".into(), &"up".into()));
         assert_eq!(value["consumers"][0]["port"], "vm2");
     }

@@ -4,13 +4,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use penstock_control::api::FdbEntry;
+use penstock_control::api::{self, FdbEntry};
 
 use super::{print, print_json};
 use crate::cli::{FdbCommand, FdbFilter};
 use crate::client::{connect, refused, timed};
 use crate::table::{Align, Table, counted, or_dash, seconds};
-use crate::wire::v1;
 
 /// Runs the command.
 ///
@@ -20,15 +19,13 @@ pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     match command {
         FdbCommand::List { filter, json } => {
-            let reply = client.list_fdb(timed(v1::ListFdbRequest {})).await.map_err(refused)?;
-            let entries = reply.into_inner().entries.into_iter();
-            let mut entries: Vec<FdbEntry> =
-                entries.map(|entry| entry.try_into().map_err(refused)).collect::<Result<_>>()?;
+            let reply = client.list_fdb(timed(api::ListFdbRequest {})).await.map_err(refused)?;
+            let mut entries = reply.into_inner().entries;
             entries.retain(|entry| admits(&filter, entry));
             if json.json { print_json(&entries)? } else { print(&table(&entries))? }
         }
         FdbCommand::Flush { filter, json } => {
-            let request = v1::FlushFdbRequest {
+            let request = api::FlushFdbRequest {
                 port: filter.port,
                 tenant: filter.tenant,
                 vlan: filter.vlan.map(Into::into),
@@ -49,7 +46,7 @@ pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {
 fn admits(filter: &FdbFilter, entry: &FdbEntry) -> bool {
     filter.port.as_ref().is_none_or(|port| *port == entry.port)
         && filter.tenant.as_ref().is_none_or(|tenant| *tenant == entry.tenant)
-        && filter.vlan.is_none_or(|vlan| vlan == entry.vlan)
+        && filter.vlan.is_none_or(|vlan| u32::from(vlan) == entry.vlan)
 }
 
 fn table(entries: &[FdbEntry]) -> String {
@@ -73,7 +70,7 @@ fn table(entries: &[FdbEntry]) -> String {
 mod tests {
     use super::*;
 
-    fn entry(port: &str, vlan: u16, is_static: bool) -> FdbEntry {
+    fn entry(port: &str, vlan: u32, is_static: bool) -> FdbEntry {
         FdbEntry {
             tenant: "red".into(),
             vlan,

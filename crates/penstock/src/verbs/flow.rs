@@ -4,14 +4,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use penstock_control::api::FlowStatus;
+use penstock_control::api::{self, FlowStatus};
 
 use super::{print, print_json, report};
 use crate::cli::FlowCommand;
 use crate::client::{connect, refused, timed};
 use crate::pairs::Pairs;
 use crate::table::{Align, Table, count};
-use crate::wire::v1;
 
 /// Runs the command.
 ///
@@ -21,10 +20,9 @@ pub async fn run(socket: &Path, command: FlowCommand) -> Result<ExitCode> {
     match command {
         FlowCommand::List(json) => {
             let mut client = connect(socket).await?;
-            let reply = client.list_flows(timed(v1::ListFlowsRequest {})).await.map_err(refused)?;
-            let flows = reply.into_inner().flows.into_iter();
-            let flows: Vec<FlowStatus> =
-                flows.map(|flow| flow.try_into().map_err(refused)).collect::<Result<_>>()?;
+            let reply =
+                client.list_flows(timed(api::ListFlowsRequest {})).await.map_err(refused)?;
+            let flows = reply.into_inner().flows;
             if json.json {
                 print_json(&flows)?
             } else {
@@ -36,11 +34,11 @@ pub async fn run(socket: &Path, command: FlowCommand) -> Result<ExitCode> {
             let table = Pairs::parse_new(&args.name, &args.pairs)
                 .with_context(|| format!("rule {}", args.name))?;
             let request =
-                v1::AddObjectRequest { toml: table.to_string(), save: !args.save.no_save };
+                api::AddObjectRequest { toml: table.to_string(), save: !args.save.no_save };
             report(connect(socket).await?.add_flow(timed(request)).await, args.save.json)
         }
         FlowCommand::Del(args) => {
-            let request = v1::DeleteObjectRequest { name: args.name, save: !args.save.no_save };
+            let request = api::DeleteObjectRequest { name: args.name, save: !args.save.no_save };
             report(connect(socket).await?.delete_flow(timed(request)).await, args.save.json)
         }
     }

@@ -1,18 +1,17 @@
-//! `penstock host`, save `run`, which is [`crate::daemon`].
+//! `penstock host`, except `run`, which is [`crate::daemon`].
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use penstock_control::api::{FabricStatus, HostStatus, SwitchStatus};
+use penstock_control::api::{self, FabricStatus, HostStatus, SwitchStatus};
 use penstock_control::config::{self, ConfigErrors, FileSchema};
 use penstock_controller::files;
 
-use super::{json, print, print_json, printable_lines, report};
+use super::{print, print_json, printable_lines, report};
 use crate::client::{connect, refused, timed};
 use crate::table::{count, counted_items, percent, printable, seconds, to_f64};
-use crate::wire::v1;
 
 /// Every mistake, one a line, and how many there are.
 pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
@@ -52,10 +51,10 @@ pub fn schema(kind: &str) -> Result<ExitCode> {
 /// The daemon is not there.
 pub async fn show(socket: &Path, as_json: bool) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
-    let reply = client.get_status(timed(v1::GetStatusRequest {})).await.map_err(refused)?;
-    let status = HostStatus::try_from(reply.into_inner()).map_err(refused)?;
+    let reply = client.get_status(timed(api::GetStatusRequest {})).await.map_err(refused)?;
+    let status = reply.into_inner();
     if as_json {
-        print_json(&json::Host::from(&status))?
+        print_json(&status)?
     } else {
         print(&shown(&status))?
     }
@@ -92,7 +91,7 @@ pub fn migrate(file: &Path) -> Result<ExitCode> {
 /// The daemon is not there.
 pub async fn config(socket: &Path) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
-    let reply = client.get_config(timed(v1::GetConfigRequest {})).await.map_err(refused)?;
+    let reply = client.get_config(timed(api::GetConfigRequest {})).await.map_err(refused)?;
     print(&reply.into_inner().toml)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -103,7 +102,7 @@ pub async fn config(socket: &Path) -> Result<ExitCode> {
 /// The daemon is not there, or the file is wrong.
 pub async fn reload(socket: &Path, json: bool) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
-    report(client.reload(timed(v1::ReloadRequest {})).await, json)
+    report(client.reload(timed(api::ReloadRequest {})).await, json)
 }
 
 fn shown(status: &HostStatus) -> String {

@@ -12,7 +12,6 @@ use serde::Serialize;
 
 use crate::client::refused;
 use crate::table::printable;
-use crate::wire::v1;
 
 pub mod check;
 pub mod controller;
@@ -22,7 +21,6 @@ pub mod explain;
 pub mod fdb;
 pub mod flow;
 pub mod host;
-pub mod json;
 mod planned_vcpus;
 pub mod port;
 pub mod queues;
@@ -30,7 +28,7 @@ pub mod stats;
 pub mod tenant;
 pub mod vcpu;
 
-/// Writes to standard output. A reader that went away (`| head`) ends the program quietly.
+/// Writes to standard output. If the reader went away (`| head`), the program ends silently.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -52,10 +50,10 @@ pub fn print_json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
 
 /// Prints what a change did; warnings go to standard error.
 pub(crate) fn report(
-    reply: Result<tonic::Response<v1::ChangeReport>, tonic::Status>,
+    reply: Result<tonic::Response<ChangeReport>, tonic::Status>,
     json: bool,
 ) -> Result<ExitCode> {
-    let report = ChangeReport::from(reply.map_err(refused)?.into_inner());
+    let report = reply.map_err(refused)?.into_inner();
     if json {
         print_json(&report)?;
     } else {
@@ -67,7 +65,6 @@ pub(crate) fn report(
     Ok(ExitCode::SUCCESS)
 }
 
-/// A change's effects, one a line.
 fn changes(report: &ChangeReport) -> String {
     if report.changes.is_empty() {
         return format!("nothing changed (generation {})\n", report.generation);

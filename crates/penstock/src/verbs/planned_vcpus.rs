@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::table::{Align, Table, or_dash, percent, to_f64};
 
-/// A processor as it is planned.
+/// Planned load of a processor.
 struct Processor<'a> {
     cpu: u32,
     /// VMs with the millionths of it that are their due, one for each vCPU.
@@ -45,7 +45,6 @@ fn parts(ppm: u64) -> f64 {
     to_f64(ppm) / 1e6
 }
 
-/// For people.
 #[must_use]
 pub fn text(tables: &[VmTable], section: &VcpuSection) -> String {
     use Align::{Left, Right};
@@ -75,7 +74,6 @@ pub fn text(tables: &[VmTable], section: &VcpuSection) -> String {
     text
 }
 
-/// For programs.
 #[must_use]
 pub fn json(tables: &[VmTable], section: &VcpuSection) -> Value {
     let cpu = |planned: Processor<'_>| {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use penstock_control::api::PortStatus;
+use penstock_control::api::{self, PortStatus};
 use serde::Serialize;
 
 use super::{print, print_json, printable_lines, report};
@@ -13,7 +13,6 @@ use crate::cli::PortCommand;
 use crate::client::{connect, refused, timed};
 use crate::pairs::Pairs;
 use crate::table::{Align, Table, cycle_rate, or_dash, printable, to_f64};
-use crate::wire::v1;
 
 /// Runs the command.
 ///
@@ -35,7 +34,7 @@ pub async fn run(socket: &Path, command: PortCommand) -> Result<ExitCode> {
             let table = Pairs::parse_new(&args.name, &args.pairs)
                 .with_context(|| format!("port {}", args.name))?;
             let request =
-                v1::AddObjectRequest { toml: table.to_string(), save: !args.save.no_save };
+                api::AddObjectRequest { toml: table.to_string(), save: !args.save.no_save };
             report(connect(socket).await?.add_port(timed(request)).await, args.save.json)
         }
         PortCommand::Set(args) => {
@@ -43,7 +42,7 @@ pub async fn run(socket: &Path, command: PortCommand) -> Result<ExitCode> {
             report(connect(socket).await?.set_port(timed(request)).await, args.save.json)
         }
         PortCommand::Del(args) => {
-            let request = v1::DeleteObjectRequest { name: args.name, save: !args.save.no_save };
+            let request = api::DeleteObjectRequest { name: args.name, save: !args.save.no_save };
             report(connect(socket).await?.delete_port(timed(request)).await, args.save.json)
         }
     }
@@ -53,7 +52,7 @@ pub async fn run(socket: &Path, command: PortCommand) -> Result<ExitCode> {
 pub(super) fn set_request(
     what: &str,
     args: &crate::cli::ObjectArgs,
-) -> Result<v1::SetObjectRequest> {
+) -> Result<api::SetObjectRequest> {
     let object = format!("{what} {}", args.name);
     anyhow::ensure!(!args.pairs.is_empty(), "{object}: nothing to set; write KEY=VALUE");
     let pairs = Pairs::parse(&args.pairs).with_context(|| object.clone())?;
@@ -63,12 +62,12 @@ pub(super) fn set_request(
             "{object}: key '{key}' is in a table; write the whole table, as in {table}='{{ ... }}'"
         );
     }
-    Ok(v1::SetObjectRequest {
+    Ok(api::SetObjectRequest {
         name: args.name.clone(),
         changes: pairs
             .changes
             .into_iter()
-            .map(|(key, value)| v1::KeyValue { key, value })
+            .map(|(key, value)| api::KeyValue { key, value })
             .collect(),
         save: !args.save.no_save,
     })
@@ -80,11 +79,10 @@ pub(super) fn set_request(
 /// The daemon is not there or says no.
 pub async fn list(socket: &Path) -> Result<Vec<PortStatus>> {
     let mut client = connect(socket).await?;
-    let reply = client.list_ports(timed(v1::ListPortsRequest {})).await.map_err(refused)?;
-    reply.into_inner().ports.into_iter().map(|port| port.try_into().map_err(refused)).collect()
+    let reply = client.list_ports(timed(api::ListPortsRequest {})).await.map_err(refused)?;
+    Ok(reply.into_inner().ports)
 }
 
-/// Ports as a table.
 #[must_use]
 pub fn table(ports: &[PortStatus]) -> String {
     use Align::{Left, Right};
@@ -124,12 +122,11 @@ struct Shown {
 
 async fn show(socket: &Path, name: String, json: bool) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
-    let reply = client.get_port(timed(v1::GetPortRequest { name: name.clone() })).await;
+    let reply = client.get_port(timed(api::GetPortRequest { name: name.clone() })).await;
     let reply = reply.map_err(refused)?.into_inner();
     let status = reply
         .port
         .with_context(|| format!("port {name}: the daemon sent an empty reply; see its log"))?;
-    let status = PortStatus::try_from(status).map_err(refused)?;
     if json {
         let config = reply.toml.parse().with_context(|| format!("port {name}: configuration"))?;
         print_json(&Shown { status, config })?;
@@ -139,10 +136,9 @@ async fn show(socket: &Path, name: String, json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One port for people.
 fn shown(port: &PortStatus, config: &str) -> String {
     let list = |items: &[String]| or_dash(&items.join(" "));
-    let workers: Vec<String> = port.workers.iter().map(u16::to_string).collect();
+    let workers: Vec<String> = port.workers.iter().map(u32::to_string).collect();
     let rings: Vec<String> = port.ring_sizes.iter().map(u32::to_string).collect();
     let lines = [
         ("name", port.name.clone()),

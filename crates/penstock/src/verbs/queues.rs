@@ -37,11 +37,11 @@ pub fn table(ports: &[PortStats]) -> String {
     if any { table.render() } else { "no port has egress = \"wfq\"\n".to_owned() }
 }
 
-fn list(dscps: &[u8]) -> String {
+fn list(dscps: &[u32]) -> String {
     if dscps.is_empty() {
         return "-".to_owned();
     }
-    dscps.iter().map(u8::to_string).collect::<Vec<_>>().join(",")
+    dscps.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn each_queue_has_a_line() {
-        let queue = |queue, weight, dscps: &[u8], frames| QueueStatus {
+        let queue = |queue, weight, dscps: &[u32], frames| QueueStatus {
             queue,
             weight,
             dscps: dscps.to_vec(),

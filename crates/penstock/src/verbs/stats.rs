@@ -4,10 +4,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use penstock_control::api::{LinkStatus, PortStats, Stats};
+use penstock_control::api::{self, LinkStatus, NamedCount, PortStats, Stats};
 use penstock_dataplane::drop::DropReason;
 
-use super::{delays, json, print, print_json, queues};
+use super::{delays, print, print_json, queues};
 use crate::cli::{StatsArgs, interval_ms};
 use crate::client::{Client, connect, refused, timed};
 use crate::rates::{Rates, counter};
@@ -15,7 +15,6 @@ use crate::table::{
     Align, Table, bits_per_second, bytes, count, counted, frames_per_second, percent, printable,
     to_f64,
 };
-use crate::wire::v1;
 
 /// Runs the command.
 ///
@@ -26,11 +25,11 @@ pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
     if let Some(seconds) = args.watch {
         return watch(&mut client, &args, seconds).await;
     }
-    let request = timed(v1::GetStatsRequest { exact: args.check });
+    let request = timed(api::GetStatsRequest { exact: args.check });
     let stats = client.get_stats(request).await.map_err(refused)?.into_inner();
-    let stats = only(stats.try_into().map_err(refused)?, &args.ports)?;
+    let stats = only(stats, &args.ports)?;
     if args.json {
-        print_json(&json::Reading::from(&stats))?;
+        print_json(&stats)?;
     } else if args.drops {
         print(&drops_table(&stats.ports))?;
     } else if args.delays {
@@ -79,9 +78,9 @@ fn only(mut stats: Stats, names: &[String]) -> Result<Stats> {
 }
 
 async fn watch(client: &mut Client, args: &StatsArgs, seconds: f64) -> Result<ExitCode> {
-    let hz = client.get_status(timed(v1::GetStatusRequest {})).await.map_err(refused)?;
+    let hz = client.get_status(timed(api::GetStatusRequest {})).await.map_err(refused)?;
     let hz = hz.into_inner().tsc_hz;
-    let request = v1::WatchStatsRequest { interval_ms: interval_ms(seconds) };
+    let request = api::WatchStatsRequest { interval_ms: interval_ms(seconds) };
     let mut stream = client.watch_stats(request).await.map_err(refused)?.into_inner();
     let mut before: Option<Stats> = None;
     loop {
@@ -90,9 +89,9 @@ async fn watch(client: &mut Client, args: &StatsArgs, seconds: f64) -> Result<Ex
             _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
         };
         let Some(message) = message else { bail!("daemon: it ended the connection; see its log") };
-        let now = only(message.try_into().map_err(refused)?, &args.ports)?;
+        let now = only(message, &args.ports)?;
         if args.json {
-            print(&format!("{}\n", serde_json::to_string(&json::Reading::from(&now))?))?;
+            print(&format!("{}\n", serde_json::to_string(&now)?))?;
         } else if let Some(before) = &before {
             let rates = rates_table(&Rates::between(before, &now, hz));
             print(&format!("{rates}{}\n", links_text(&now.links)))?;
@@ -118,7 +117,7 @@ fn counters_table(ports: &[PortStats]) -> String {
     ]);
     for port in ports {
         let value = |name| counter(&port.counters, name);
-        let sum = |list: &[(String, u64)]| list.iter().map(|(_, n)| n).sum::<u64>();
+        let sum = |list: &[NamedCount]| list.iter().map(|count| count.value).sum::<u64>();
         table.row([
             port.port.clone(),
             count(value("rx_frames")),
@@ -173,7 +172,7 @@ fn drops_table(ports: &[PortStats]) -> String {
     let mut any = false;
     for port in ports {
         for (side, list) in [("sent", &port.drops), ("received", &port.tx_drops)] {
-            for (name, value) in list {
+            for NamedCount { name, value } in list {
                 any = true;
                 let help = DropReason::ALL.iter().find(|reason| reason.name() == name.as_str());
                 table.row([

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use penstock_control::config;
+use penstock_control::{api, config};
 use serde::Serialize;
 
 use super::port::set_request;
@@ -13,9 +13,7 @@ use crate::cli::TenantCommand;
 use crate::client::{connect, refused, timed};
 use crate::pairs::Pairs;
 use crate::table::{Align, Table, count, or_dash};
-use crate::wire::v1;
 
-/// A tenant with its ports.
 #[derive(Clone, Debug, Serialize)]
 struct Listed {
     #[serde(flatten)]
@@ -42,7 +40,7 @@ pub async fn run(socket: &Path, command: TenantCommand) -> Result<ExitCode> {
             let table = Pairs::parse_new(&args.name, &args.pairs)
                 .with_context(|| format!("tenant {}", args.name))?;
             let request =
-                v1::AddObjectRequest { toml: table.to_string(), save: !args.save.no_save };
+                api::AddObjectRequest { toml: table.to_string(), save: !args.save.no_save };
             report(connect(socket).await?.add_tenant(timed(request)).await, args.save.json)
         }
         TenantCommand::Set(args) => {
@@ -50,7 +48,7 @@ pub async fn run(socket: &Path, command: TenantCommand) -> Result<ExitCode> {
             report(connect(socket).await?.set_tenant(timed(request)).await, args.save.json)
         }
         TenantCommand::Del(args) => {
-            let request = v1::DeleteObjectRequest { name: args.name, save: !args.save.no_save };
+            let request = api::DeleteObjectRequest { name: args.name, save: !args.save.no_save };
             report(connect(socket).await?.delete_tenant(timed(request)).await, args.save.json)
         }
     }
@@ -58,8 +56,8 @@ pub async fn run(socket: &Path, command: TenantCommand) -> Result<ExitCode> {
 
 async fn list(socket: &Path) -> Result<Vec<Listed>> {
     let mut client = connect(socket).await?;
-    let reply = client.list_tenants(timed(v1::ListTenantsRequest {})).await.map_err(refused)?;
-    let listed = |tenant: v1::Tenant| -> Result<Listed> {
+    let reply = client.list_tenants(timed(api::ListTenantsRequest {})).await.map_err(refused)?;
+    let listed = |tenant: api::Tenant| -> Result<Listed> {
         let parsed = toml::from_str(&tenant.toml)
             .with_context(|| format!("tenant {}: the daemon's reply", tenant.name))?;
         Ok(Listed { tenant: parsed, ports: tenant.ports })

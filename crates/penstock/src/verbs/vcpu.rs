@@ -20,7 +20,8 @@ use crate::cli::{LogFormat, VcpuCommand};
 use crate::daemon::logs;
 use crate::table::{Align, Table, count, counted_items, printable};
 
-/// Between two looks whether the scheduler has read its file, in milliseconds, and how many.
+/// Interval in milliseconds between two looks whether the scheduler has read its file, and their
+/// number.
 const LOOK_MS: u16 = 20;
 const RELOAD_LOOKS: usize = 250;
 
@@ -263,7 +264,6 @@ fn is_held_to_share(vcpu: &VcpuState, state: &State) -> bool {
     wanted && !vcpu.blocked && ITS_SHARE.contains(&part)
 }
 
-/// One vCPU's row.
 #[must_use]
 pub fn cells(vm: &VmState, vcpu: &VcpuState) -> [String; 13] {
     let ms = |us: f64| format!("{:.2} ms", us / 1e3);

@@ -90,6 +90,13 @@ fn ports_come_change_and_go() {
     assert_eq!(shown["config"]["mac"].as_array().unwrap().len(), 2);
     daemon.ask("port set c mac= --no-save").ok();
     assert!(daemon.ask("port show c --json").json()["config"].get("mac").is_none());
+    // Keys that do nothing here are said to the operator who sets them, and to the one who asks.
+    let idle = "port c: `priority` 2 has no effect, as `schedule` in [worker] is round-robin";
+    let told = daemon.ask("port set c priority=2 --no-save");
+    assert!(told.err.contains(idle), "{}", told.err);
+    await_true("explain to have readings", || daemon.ask("explain c").status.success());
+    let told = daemon.ask("explain c").ok();
+    assert!(told.contains(idle), "{told}");
     let wrong = daemon.ask("port set c vlan=5000 --no-save").fails();
     assert!(wrong.contains("port \"c\"") && wrong.contains("5000"), "{wrong}");
     let unknown = daemon.ask("port add d tap.interface=tapd colour=blue --no-save").fails();
@@ -129,7 +136,8 @@ fn tenants_and_rules_come_and_go() {
     let blue = list.as_array().unwrap().iter().find(|tenant| tenant["name"] == "blue").unwrap();
     assert_eq!(blue["fdb_limit"], 64);
     let used = daemon.ask("tenant del red --no-save").fails();
-    assert!(used.contains("red"), "{used}");
+    let expected = "penstock: tenant \"red\": port \"a\" and port \"b\" need it; delete them first";
+    assert!(used.starts_with(expected), "{used}");
     daemon.ask("tenant del blue --no-save").ok();
 
     let add = "flow add no-telnet priority=200 tenant=red match=proto=tcp,dst_port=23 actions=drop";

@@ -5,18 +5,14 @@ use penstock_vcpu_host::state::{CpuState, State, VcpuState};
 
 use super::{Labels, Metric, Source};
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Of {
-    /// A gauge of a vCPU.
     Vcpu(fn(&VcpuState) -> f64),
-    /// Its waits, by percentile.
+    /// Waiting times of a vCPU, by percentile.
     Waits,
-    /// A counter of a vCPU.
     Count(fn(&VcpuState) -> u64),
-    /// A gauge of a processor.
     Cpu(fn(&CpuState) -> f64),
-    /// A counter of a processor.
     CpuCount(fn(&CpuState) -> u64),
     /// Of a VM: it does not have what it asked for.
     Problem,
@@ -36,32 +32,31 @@ pub(super) fn metrics() -> Vec<Metric> {
     let gauge = |name, unit, help, value| metric(name, unit, true, "vm, vcpu", help, value);
     let count =
         |name, unit, help, value| metric(name, unit, false, "vm, vcpu", help, Of::Count(value));
-    let waits =
-        "how long it waited for its processor since it was found, by percentile; 100: longest";
+    let waits = "waits for its processor since the start, by percentile; 100 is the longest";
     vec![
         gauge(
             "_share",
             "ratio",
-            "part of what all vCPUs of its processor ran since VMs came or went",
+            "part of the time of all vCPUs on its processor, since VMs last came or went",
             Of::Vcpu(|vcpu| vcpu.share_percent / 100.0),
         ),
         gauge(
             "_entitled",
             "ratio",
-            "part that its weight stands for when all have work",
+            "part by weight while all vCPUs of its processor have work",
             Of::Vcpu(|vcpu| vcpu.entitled_percent / 100.0),
         ),
         metric("_wait", "seconds", true, "vm, vcpu, percentile", waits, Of::Waits),
         count("", "waits", "waits for its processor that ended", |vcpu| vcpu.waits),
         count("_missed", "waits", "waits longer than its deadline and 1 ms", |vcpu| vcpu.missed),
-        count("", "slices", "slices it was lent and used", |vcpu| vcpu.boosts),
-        count("", "events", "events that came for it", |vcpu| vcpu.events),
+        count("", "slices", "slices lent to the vCPU and used", |vcpu| vcpu.boosts),
+        count("", "events", "external events for the vCPU", |vcpu| vcpu.events),
         metric(
             "_unkept",
             "",
             true,
             "vm",
-            "1 while the VM is not there or has not what it asked for; `vcpu show` says why",
+            "1 while the VM is absent or lacks what it asks for; `vcpu show` says why",
             Of::Problem,
         ),
         metric(
@@ -69,7 +64,7 @@ pub(super) fn metrics() -> Vec<Metric> {
             "ratio",
             true,
             "cpu",
-            "part of a processor that scheduling takes",
+            "part of the processor's time that scheduling takes",
             Of::Cpu(|cpu| cpu.own_percent / 100.0),
         ),
         metric(
@@ -77,7 +72,7 @@ pub(super) fn metrics() -> Vec<Metric> {
             "slots",
             false,
             "cpu",
-            "slots of 0.5 ms that scheduling came too late for",
+            "slots of 0.5 ms that the scheduler missed",
             Of::CpuCount(|cpu| cpu.skipped),
         ),
         metric(
@@ -125,7 +120,6 @@ fn flag(on: bool) -> f64 {
     f64::from(u8::from(on))
 }
 
-/// The values of a gauge.
 pub(super) fn values(state: &State, of: Of) -> Vec<(Labels, f64)> {
     match of {
         Of::Vcpu(value) => each(state, value),
@@ -143,7 +137,6 @@ pub(super) fn values(state: &State, of: Of) -> Vec<(Labels, f64)> {
     }
 }
 
-/// The values of a counter.
 pub(super) fn counts(state: &State, of: Of) -> Vec<(Labels, u64)> {
     match of {
         Of::Count(value) => each(state, value),

@@ -16,7 +16,7 @@ use crate::fabric::metrics::{self, Reading};
 
 type Shared = Arc<Views>;
 
-/// Below `/api`, and `/metrics`.
+/// Routes below `/api`, and `/metrics`.
 pub fn router(controller: Arc<Controller>) -> Router {
     Router::new()
         .route("/api/{what}", get(whole))

@@ -4,7 +4,7 @@ use axum::Router;
 use axum::http::header;
 use axum::routing::get;
 
-/// Where, what, as what.
+/// Path, content and media type of each file.
 pub static FILES: [(&str, &str, &str); 7] = [
     ("/", include_str!("assets/page.html"), "text/html; charset=utf-8"),
     ("/page/page.css", include_str!("assets/page.css"), "text/css; charset=utf-8"),
@@ -16,7 +16,6 @@ pub static FILES: [(&str, &str, &str); 7] = [
 ];
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// The files.
 pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     FILES.iter().fold(Router::new(), |router, (path, text, kind)| {
         router.route(path, get(move || async move { ([(header::CONTENT_TYPE, *kind)], *text) }))

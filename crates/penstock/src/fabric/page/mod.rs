@@ -28,7 +28,7 @@ use tokio::sync::watch;
 
 use crate::pages;
 
-/// Its name in the log.
+/// Name of the page in the log.
 const WHAT: &str = "the controller's page";
 
 /// What a page may do: run and show what came from here, and ask here.

@@ -1,9 +1,10 @@
-//! What the controller says of itself, made once for all who look.
+//! The controller's views, made once for all readers.
 //!
-//! **Problem.** A leader is busy while switches take a plan, for seconds if one of them is slow;
-//! and any number of pages and scrapers ask. **Rule.** A view younger than [`FRESH`] is given
-//! again. One that cannot be had within [`PATIENCE`] is given as it was, with its age; whoever
-//! shows it says so.
+//! **Problem.** A leader is busy while switches take a plan, for seconds if one of them is slow.
+//! Meanwhile any number of pages and scrapers ask.
+//!
+//! **Rule.** A view younger than [`FRESH`] is served again. If the controller does not answer
+//! within [`PATIENCE`], the last view is served with its age, and the reader shows that age.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -14,50 +15,45 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// So long a view is given again.
+/// Age up to which a view is served again.
 pub const FRESH: Duration = Duration::from_millis(500);
-/// So long the controller may take for one.
+/// Longest wait for an answer of the controller.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// Views of one tenant at once: they are made for everyone who asks.
+/// Limit of concurrent views of one tenant, which are made for each reader.
 const OF_TENANTS_MAX: usize = 4;
 
-/// A view.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// As JSON.
     pub value: Arc<Value>,
-    /// How old it is.
     pub age: Duration,
 }
 
 /// Why there is no view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// This controller does not lead, and knows nothing.
+    /// This controller does not lead, so it has no views.
     NotLeading,
-    /// It has no such tenant.
+    /// The controller has no such tenant.
     Unknown,
-    /// It does not answer in time.
+    /// The controller did not answer within [`PATIENCE`].
     Busy,
 }
 
 type Kept = Arc<Mutex<Option<(Instant, Arc<Value>)>>>;
 
-/// All views.
 #[derive(Debug)]
 pub struct Views {
     controller: Arc<Controller>,
     kept: BTreeMap<&'static str, Kept>,
     of_tenants: tokio::sync::Semaphore,
-    /// When it last did not answer in time: for [`FRESH`] nobody else waits for it.
+    /// When the controller last did not answer in time. For [`FRESH`] no other reader waits for it.
     busy: std::sync::Mutex<Option<Instant>>,
 }
 
-/// The views that are of the whole fabric.
+/// The views of the whole fabric.
 pub const WHOLE: [&str; 6] = ["status", "topology", "tenants", "bindings", "events", "history"];
 
 impl Views {
-    /// Of a controller.
     pub fn new(controller: Arc<Controller>) -> Self {
         let kept = WHOLE.iter().map(|name| (*name, Kept::default())).collect();
         let of_tenants = tokio::sync::Semaphore::new(OF_TENANTS_MAX);

@@ -10,6 +10,7 @@ use penstock_controller::wire::v1::{
     GetViewRequest, GrowTenantRequest, RaiseEpochRequest, RevertRequest, SetModeRequest,
     SetServiceRequest, TenantName, TomlText,
 };
+use penstock_fabric::tenant_placement::Moved;
 use serde_json::Value;
 use tonic::Status;
 use tonic::transport::Channel;
@@ -151,14 +152,11 @@ fn told(command: &AskCommand, value: &Value) -> String {
     }
 }
 
-/// What a change did to a tenant's VMs.
-fn moved(how: &Value) -> &'static str {
-    match how.as_str() {
-        Some("InPlace") => "no other VM moved",
-        Some("Rerouted") => "no other VM moved, its tree has a new root",
-        Some("Anew") => "its VMs were placed again and may have moved",
-        _ => "its placement changed",
-    }
+/// Effect of a change on a tenant's VMs. The answer has the variant's name.
+fn moved(how: &Value) -> String {
+    let known = [Moved::InPlace, Moved::Rerouted, Moved::Anew];
+    let moved = known.iter().find(|moved| *how == format!("{moved:?}"));
+    moved.map_or_else(|| "its placement changed".to_owned(), ToString::to_string)
 }
 
 fn served(value: &Value, service: &str) -> String {

@@ -55,7 +55,7 @@ fn load(files: &FabricFiles) -> Option<(FabricFile, Vec<TenantWish>)> {
 /// A datacenter with all tenants that have a place.
 struct Placed {
     datacenter: Datacenter,
-    /// In the order of the file.
+    /// One entry per tenant, in the order of the file.
     outcomes: Vec<Result<TenantSlot, Refusal>>,
 }
 

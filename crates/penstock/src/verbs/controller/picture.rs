@@ -1,4 +1,7 @@
 //! The tree as SVG, coloured by load: links by what is reserved, servers by slots taken.
+//!
+//! A node has its name below it. In a layer that is too wide for names, the first and the last node
+//! have theirs; the others show it as a tooltip.
 
 use std::fmt::Write as _;
 
@@ -12,19 +15,23 @@ const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 20.0;
 const LAYER: f64 = 150.0;
 const BOX: f64 = 10.0;
+/// Colour of what is out of service.
+const OUT: &str = "#bbb";
+/// Width of a character of a name.
+const LETTER: f64 = 7.0;
 
 /// The picture of a datacenter called `name`.
 pub(super) fn svg(datacenter: &Datacenter, name: &str) -> String {
     let topology = datacenter.topology();
-    let height = LAYER * number(topology.layers()) + MARGIN;
+    let height = LAYER * number(topology.layers()) + 3.0 * MARGIN;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{MARGIN}\" y=\"{MARGIN}\">{}: colour of a link: share reserved; of a server: \
-         share of slots taken (green 0 %, red 100 %, grey out of service)</text>\n",
+         <text x=\"{MARGIN}\" y=\"{MARGIN}\" font-size=\"16\">{}</text>\n",
         escaped(name)
     );
+    legend(&mut text);
     // Writing to a String cannot fail.
     for layer in 1..topology.layers() {
         for link in topology.layer(layer).flat_map(|node| topology.down(node)) {
@@ -35,9 +42,27 @@ pub(super) fn svg(datacenter: &Datacenter, name: &str) -> String {
         for node in topology.layer(layer) {
             place(&mut text, datacenter, node);
         }
+        names(&mut text, datacenter, layer);
     }
     text.push_str("</svg>\n");
     text
+}
+
+fn legend(text: &mut String) {
+    let _ =
+        write!(text, "<text x=\"{MARGIN}\" y=\"40\">link: reserved; server: slots taken</text>");
+    let steps =
+        [0.0, 0.25, 0.5, 0.75, 1.0].map(|load| (colour(load), format!("{:.0} %", 100.0 * load)));
+    let steps = steps.into_iter().chain([(OUT.to_owned(), "out of service".to_owned())]);
+    for (at, (fill, meaning)) in steps.enumerate() {
+        let x = 240.0 + 70.0 * number(at);
+        let _ = writeln!(
+            text,
+            "<circle cx=\"{x}\" cy=\"36\" r=\"6\" fill=\"{fill}\"/>\
+             <text x=\"{}\" y=\"40\">{meaning}</text>",
+            x + BOX
+        );
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a place in a picture")]
@@ -52,7 +77,7 @@ fn spot(datacenter: &Datacenter, node: NodeId) -> (f64, f64, f64) {
     let first = topology.layer(layer).next().map_or(0, |first| first.0);
     let step = (WIDTH - 2.0 * MARGIN) / number(topology.layer(layer).count());
     let x = MARGIN + step * (f64::from(node.0 - first) + 0.5);
-    let y = LAYER * (number(topology.layers() - layer) - 0.5) + MARGIN;
+    let y = LAYER * (number(topology.layers() - layer) - 0.5) + 2.0 * MARGIN;
     (x, y, step)
 }
 
@@ -69,8 +94,8 @@ fn line(text: &mut String, datacenter: &Datacenter, link: LinkId) {
     let (reserved, limit) = (ledger.reserved(link).larger(), ledger.limit(link));
     #[expect(clippy::cast_precision_loss, reason = "a colour")]
     let load = reserved.0 as f64 / limit.0.max(1) as f64;
-    let stroke = if limit.0 == 0 { "#bbb".to_owned() } else { colour(load) };
-    let width = 0.5 + 2.0 * load.clamp(0.0, 1.0);
+    let stroke = if limit.0 == 0 { OUT.to_owned() } else { colour(load) };
+    let width = 1.0 + 3.0 * load.clamp(0.0, 1.0);
     let title = format!(
         "{} - {}: {} of {} reserved, tenants: {}",
         topology.name(child),
@@ -100,8 +125,8 @@ fn place(text: &mut String, datacenter: &Datacenter, node: NodeId) {
         let _ = write!(title, ": {} of {all} slots", all - free);
     }
     if ledger.service(node) != Service::In {
-        fill = "#bbb".to_owned();
-        let _ = write!(title, ", {:?}", ledger.service(node));
+        fill = OUT.to_owned();
+        let _ = write!(title, ", {}", ledger.service(node));
     }
     let _ = writeln!(
         text,
@@ -112,6 +137,29 @@ fn place(text: &mut String, datacenter: &Datacenter, node: NodeId) {
         2.0 * BOX,
         escaped(&title)
     );
+}
+
+/// The names of a layer's nodes, or of the first and the last if there is no room for all.
+fn names(text: &mut String, datacenter: &Datacenter, layer: usize) {
+    let topology = datacenter.topology();
+    let name = |node| topology.name(node).to_string();
+    let nodes: Vec<NodeId> = topology.layer(layer).collect();
+    let widest = nodes.iter().map(|node| name(*node).chars().count()).max().unwrap_or(0);
+    for (at, node) in nodes.iter().enumerate() {
+        let (x, y, step) = spot(datacenter, *node);
+        let anchor = match LETTER * number(widest + 1) <= step {
+            true => "middle",
+            false if at == 0 => "start",
+            false if at + 1 == nodes.len() => "end",
+            false => continue,
+        };
+        let _ = writeln!(
+            text,
+            "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
+            y + BOX + 14.0,
+            escaped(&name(*node))
+        );
+    }
 }
 
 fn escaped(text: &str) -> String {
@@ -139,5 +187,22 @@ mod tests {
         assert_eq!(svg.matches("stroke=\"hsl(120 80% 45%)\"").count(), 1);
         assert!(svg.contains("a &lt;b&gt;") && svg.contains("server-0: 1 of 1 slots"));
         assert_eq!(svg.matches("<rect").count(), 5);
+        for text in
+            [">server-0</text>", ">server-2</text>", ">100 %</text>", ">out of service</text>"]
+        {
+            assert!(svg.contains(text), "{text}: {svg}");
+        }
+    }
+
+    #[test]
+    fn a_wide_layer_names_its_first_and_last_node() {
+        let tier = Tier { fan_out: 100, uplinks: 1, rate: BitsPerSecond(10) };
+        let topology = Regular { slots: 1, tiers: vec![tier] }.build().unwrap();
+        let mut datacenter = Datacenter::new(topology, 0, Policy::default()).unwrap();
+        datacenter.set_service(NodeId(7), Service::Drained);
+        let svg = svg(&datacenter, "wide");
+        assert_eq!(svg.matches("</text>").count(), 2 + 6 + 3, "title, legend, three names");
+        assert!(svg.contains(">server-0</text>") && svg.contains(">server-99</text>"), "{svg}");
+        assert!(svg.contains("server-7: 0 of 1 slots, drained</title>"), "{svg}");
     }
 }

@@ -99,7 +99,7 @@ fn told(placed: &Placed, tenants: &[TenantWish]) -> String {
     text
 }
 
-/// Slots, and each layer's links.
+/// Totals of the slots and of each layer's links.
 fn totals(placed: &Placed) -> String {
     let (topology, ledger) = (placed.datacenter.topology(), placed.datacenter.ledger());
     let free: u64 = topology.layer(0).map(|s| u64::from(ledger.free_slots(s))).sum();

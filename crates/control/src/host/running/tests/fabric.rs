@@ -167,7 +167,7 @@ fn what_a_tenant_used_only_grows_though_ports_come_and_go() {
     assert_eq!(red(&host), wanted);
     host.add_port(tap("t1"), false).unwrap();
     let id = host.ports().iter().find(|port| port.name == "t1").unwrap().id;
-    sent(id, 500);
+    sent(u16::try_from(id).unwrap(), 500);
     host.del_port("t1", false).unwrap();
     assert_eq!(red(&host).sent_bytes, 1_500, "of a port that went before anybody looked");
     sent(0, 1);

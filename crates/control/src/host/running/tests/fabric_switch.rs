@@ -34,7 +34,7 @@ fn both(left: PortQueues, right: PortQueues) -> BTreeMap<String, PortQueues> {
 }
 
 /// Weights, and the code points by queue that is not the shared one.
-type InForce = Vec<(String, Vec<u16>, Vec<(u8, u8)>)>;
+type InForce = Vec<(String, Vec<u32>, Vec<(u32, u32)>)>;
 
 fn in_force(host: &Host) -> InForce {
     let one = |port: crate::host::SwitchPort| {

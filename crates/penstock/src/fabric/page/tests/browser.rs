@@ -10,7 +10,6 @@ use super::world::{AWAY, HOSTILE, World};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Debian's name, and others'.
 fn chromium() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let names = ["chromium", "chromium-browser", "google-chrome"];

@@ -27,7 +27,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What agents of others are told.
+/// Address that other controllers tell their agents.
 pub const ADVERTISED: &str = "192.0.2.7:9750";
 /// Name, VMs (one a server), guarantee of each, Mbit/s that each sends.
 pub const TENANTS: [(&str, u32, u64, u64); 6] = [
@@ -221,7 +221,7 @@ impl World {
         self.status(|status| number(status) >= Some(until)).await;
     }
 
-    /// Waits until it knows who leads.
+    /// Waits until the controller knows which one leads.
     pub async fn follows(&self) -> Value {
         self.status(|status| status["leader"].as_str().is_some_and(|who| !who.is_empty())).await
     }
@@ -240,7 +240,6 @@ impl World {
         tokio::time::timeout(LIMIT, wait).await.unwrap()
     }
 
-    /// Ends it in order.
     pub async fn stop(mut self) {
         self.stop.send_replace(true);
         // Agents never end by themselves; the controller and the page must.

@@ -1,0 +1,25 @@
+//! Generates the host's API types without `protoc`. Their JSON is the form of `--json`.
+
+use std::error::Error;
+
+const PROTO: &str = "penstock/host/v1/host.proto";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=proto/{PROTO}");
+    let mut config = prost_build::Config::new();
+    config.message_attribute(".", "#[derive(serde::Serialize)]");
+    for (fields, serde) in [
+        ("counters", "serialize_with = \"super::by_name\""),
+        ("PortStats.drops", "serialize_with = \"super::by_name\""),
+        ("PortStats.tx_drops", "serialize_with = \"super::by_name\""),
+        ("PortStats.delays", "serialize_with = \"super::waits_by_name\""),
+        ("PortStats.queues", "skip_serializing_if = \"Vec::is_empty\""),
+        ("HostStatus.fabric", "skip_serializing_if = \"Option::is_none\""),
+        ("HostStatus.switch", "skip_serializing_if = \"Option::is_none\""),
+        ("HostStatus.vcpu_dir", "skip"),
+    ] {
+        config.field_attribute(fields, format!("#[serde({serde})]"));
+    }
+    config.compile_fds(protox::compile([PROTO], ["proto"])?)?;
+    Ok(())
+}

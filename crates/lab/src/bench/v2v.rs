@@ -10,7 +10,7 @@ use super::args::{Sizes, V2vArgs};
 use super::report::{Bar, Ratio, Report, Row};
 use crate::rig::fleet::Fleet;
 use crate::rig::ovs::{self, OvsDpdk};
-use crate::rig::pair::{Link, PairWindow as Window};
+use crate::rig::pair::{Link, PairWindow};
 use crate::rig::penstock::{Offloads, Penstock, Qos};
 use crate::rig::stats::to_f64;
 use crate::rig::stats::{Spread, paired_ratio};
@@ -43,7 +43,7 @@ struct Load {
 }
 
 /// A window of a case.
-type Sample = rig::Sample<Window>;
+type Sample = rig::Sample<PairWindow>;
 
 fn mpps(sample: &Sample) -> f64 {
     to_f64(sample.window.rx_frames) / sample.window.secs / 1e6
@@ -262,14 +262,14 @@ mod tests {
     }
 
     fn sample(busy_cycles: u64) -> Sample {
-        let window = Window {
+        let window = PairWindow {
             secs: 1.0,
             tx_frames: 1_000_000,
             rx_frames: 990_000,
             rx_bytes: 990_000 * 60,
             idle_secs: 0.6,
             waited_ns: 5_000_000,
-            ..Window::default()
+            ..PairWindow::default()
         };
         let notes = vec![("cycles_egress", 7.0)];
         let worker = WorkerReading { frames: 1_000_000, busy_cycles, waited_ns: 1, notes };

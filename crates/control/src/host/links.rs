@@ -87,14 +87,14 @@ impl Handler {
                 capacity,
                 load = percent,
                 vms,
-                "the link is the bottleneck: each VM is held to its part of it"
+                "the link is the bottleneck: each VM is limited to its part of it"
             ),
             Change::Leave => tracing::info!(
                 port = name,
                 capacity,
                 load = percent,
                 vms,
-                "the link has room again: VMs are no longer held to their parts"
+                "the link has room again: VMs are no longer limited to their parts"
             ),
         }
     }

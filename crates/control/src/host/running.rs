@@ -567,7 +567,7 @@ fn edit_error(edit: &Edit<'_>, error: &EditError) -> ApiError {
         EditError::Taken => {
             (ErrorKind::Conflict, "choose another, or set the one there is".to_owned())
         }
-        EditError::Name => (ErrorKind::Invalid, "delete it and add it anew".to_owned()),
+        EditError::Name => (ErrorKind::Invalid, "delete it and add it again".to_owned()),
         _ => (ErrorKind::Failed, "correct the configuration file and reload it".to_owned()),
     };
     ApiError::new(status, format!("{} {name:?}", kind.name()), error.to_string(), remedy)

@@ -91,8 +91,8 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 "#,
-        &["4:10: port \"vm3\": it is not said which of tenant \"red\"'s VLANs (100-110) \
-                 it is in; add `vlan` or `trunk`"],
+        &["4:10: port \"vm3\": the port is in none of tenant \"red\"'s VLANs (100-110); \
+                 add `vlan` or `trunk`"],
     ),
     (
         r#"[[port]]

@@ -273,7 +273,7 @@ fn check_owned(object: &Object<'_, Port>, port: &Port, tenant: &Tenant, report: 
         return;
     }
     if port.vlan.is_none() && port.trunk.is_none() {
-        let problem = format!("it is not said which of tenant {name:?}'s VLANs ({has}) it is in");
+        let problem = format!("the port is in none of tenant {name:?}'s VLANs ({has})");
         report.at(object, "tenant", problem, "add `vlan` or `trunk`");
         return;
     }

@@ -68,7 +68,7 @@ async fn a_tenant_that_grows_or_moves_shares_queue_0_until_its_new_ports_are_rea
         assert!(!shares_queue_0(&world, "a") && !shares_queue_0(&world, "b"));
         leader.grow("a", 0, 7, true).await.unwrap();
         let grown = leader.events().iter().find(|event| event.kind == "grown").unwrap();
-        assert_eq!(grown.text, "7 more VMs; its VMs were placed again and may have moved");
+        assert_eq!(grown.text, "7 more VMs; no other VM moved, its tree has a new root");
         assert!(shares_queue_0(&world, "a"), "{mode:?}: {:?}", marks(&world, "a"));
         assert!(!shares_queue_0(&world, "b"), "{mode:?}: it has not moved");
         interval(&mut leader, &[("a", 9), ("b", 9)]).await;

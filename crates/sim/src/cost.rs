@@ -38,8 +38,8 @@ pub struct CostTable {
 }
 
 impl CostTable {
-    /// Round numbers of the magnitude measured for this switch (docs/measurements.md). They serve
-    /// tests of behaviour, not figures.
+    /// Round numbers of the magnitude measured for this switch (docs/internals/measurements.md).
+    /// They serve tests of behaviour, not figures.
     pub const EXAMPLE: Self = Self {
         ingress: StageCost { batch: 100, frame: 40, kilobyte: 20 },
         classification: StageCost { batch: 20, frame: 30, kilobyte: 0 },

@@ -1,7 +1,7 @@
 //! The cost model's file: read whole or refused whole, and written.
 //!
 //! **Rule.** As a host's configuration is read: all mistakes at once, each with line, object, limit
-//! and remedy. Keys and units: `docs/cost-model.md`.
+//! and remedy. Keys and units: `docs/reference/cost-model.md`.
 
 use core::fmt::Write as _;
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ struct Word<T>(T);
 
 impl<'de, T: core::str::FromStr<Err: core::fmt::Display>> Deserialize<'de> for Word<T> {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        text(d, "a word; see docs/cost-model.md").map(Self)
+        text(d, "a word; see docs/reference/cost-model.md").map(Self)
     }
 }
 
@@ -302,7 +302,7 @@ impl Draft<'_> {
 pub fn model_text(model: &CostModel) -> String {
     let mut out = String::from(
         "# What a frame costs on this host, in cycles of its time-stamp counter.\n\
-         # Written by penstock calibrate; docs/cost-model.md says how to read it.\n",
+         # Written by penstock calibrate; docs/reference/cost-model.md says how to read it.\n",
     );
     // Writing to a String cannot fail.
     let _ = write_model(&mut out, model.parts());

@@ -3,7 +3,7 @@
 //! **Problem.** A wrong file must never half apply, and its author must learn of all mistakes at
 //! once, each with its place and remedy. **Rule.** [`parse`] reads text in three steps: syntax
 //! (the first mistake ends it), each object's own values, and what objects say of each other. The
-//! result is right as a whole. Keys, units, ranges and defaults: `docs/configuration.md`.
+//! result is right as a whole. Keys, units, ranges and defaults: `docs/reference/configuration.md`.
 
 mod attachment;
 mod check;

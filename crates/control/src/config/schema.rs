@@ -21,7 +21,7 @@ use super::schema_parts::{ADDRESS, Tables, has, merge, need, written};
 /// A kind of file by name, and what makes its schema.
 pub type FileSchema = (&'static str, fn() -> String);
 
-/// All kinds of files. The committed copy of a schema is `docs/NAME.schema.json`.
+/// All kinds of files. The committed copy of a schema is `docs/reference/NAME.schema.json`.
 pub const SCHEMAS: [FileSchema; 5] = [
     ("host", schema),
     ("controller", fabric::controller_schema),
@@ -43,7 +43,7 @@ const IP: &str = "^((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-
                   |^[0-9a-fA-F:]*:[0-9a-fA-F:.]*$";
 
 /// The schema of [`HostConfig`] (JSON Schema 2020-12), pretty-printed, with a final newline. The
-/// committed copy is `docs/host.schema.json`.
+/// committed copy is `docs/reference/host.schema.json`.
 #[must_use]
 pub fn schema() -> String {
     written(Value::from(schemars::schema_for!(HostConfig)), rules())

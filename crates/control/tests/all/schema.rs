@@ -38,14 +38,14 @@ fn root() -> PathBuf {
 #[test]
 fn the_committed_schemas_are_fresh() {
     for (name, make) in SCHEMAS {
-        let path = root().join(format!("docs/{name}.schema.json"));
+        let path = root().join(format!("docs/reference/{name}.schema.json"));
         let made = make();
         if std::env::var_os("PENSTOCK_WRITE_SCHEMA").is_some() {
             std::fs::write(&path, &made).expect("docs can be written");
         }
         let committed = std::fs::read_to_string(&path).unwrap_or_default();
         let remedy = "run PENSTOCK_WRITE_SCHEMA=1 cargo test -p penstock-control --test all schema";
-        assert!(committed == made, "docs/{name}.schema.json is stale: {remedy}");
+        assert!(committed == made, "docs/reference/{name}.schema.json is stale: {remedy}");
     }
 }
 
@@ -116,10 +116,10 @@ fn every_example_is_right() {
 #[test]
 fn every_key_of_the_other_files_is_documented() {
     for (kind, docs) in [
-        ("controller", "docs/controller.md"),
-        ("fabric", "docs/fabric.md"),
-        ("tenants", "docs/fabric.md"),
-        ("vcpu", "docs/configuration.md"),
+        ("controller", "docs/reference/controller.md"),
+        ("fabric", "docs/reference/fabric.md"),
+        ("tenants", "docs/reference/fabric.md"),
+        ("vcpu", "docs/reference/configuration.md"),
     ] {
         let text = std::fs::read_to_string(root().join(docs)).expect(docs);
         let code: Vec<&str> = text.split('`').skip(1).step_by(2).collect();
@@ -140,8 +140,8 @@ fn keys(schema: &Value) -> Vec<String> {
 
 #[test]
 fn every_key_is_documented() {
-    let documentation = std::fs::read_to_string(root().join("docs/configuration.md"))
-        .expect("docs/configuration.md");
+    let documentation = std::fs::read_to_string(root().join("docs/reference/configuration.md"))
+        .expect("docs/reference/configuration.md");
     let schema: Value = serde_json::from_str(&schema()).expect("a schema");
     let missing: Vec<String> = keys(&schema)
         .into_iter()
@@ -150,7 +150,7 @@ fn every_key_is_documented() {
                 && !documentation.contains(&format!("[{key}]"))
         })
         .collect();
-    assert!(missing.is_empty(), "not in docs/configuration.md: {missing:?}");
+    assert!(missing.is_empty(), "not in docs/reference/configuration.md: {missing:?}");
 }
 
 const VM: &str = "[[port]]\nname = \"x\"\nvhost-user.socket = \"/x\"\ntenant = \"blue\"\n";

@@ -7,7 +7,7 @@
 //!
 //! # Source
 //!
-//! QShare §IV, Algorithm 1. `docs/fabric.md` lists the parameters that it leaves open.
+//! QShare §IV, Algorithm 1. `docs/reference/fabric.md` lists the parameters that it leaves open.
 //!
 //! # Approach
 //!

@@ -2,11 +2,11 @@
 //!
 //! **Rule.** The catalogue is made from the counters' own declarations
 //! ([`PortReading::FIELDS`], [`WorkerReading::FIELDS`]), so a new counter has its metric and its
-//! line in `docs/metrics.md` (a test compares) without a word here. OpenMetrics wants the unit at a
-//! name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`, `cycles_ingress` in cycles
-//! is `penstock_port_ingress_cycles_total`. Units are Prometheus' base units: what is counted in
-//! nanoseconds is shown in seconds, and rates in bits as bytes. **Cost.** A scrape holds no lock of
-//! the data path.
+//! line in `docs/reference/metrics.md` (a test compares) without a word here. OpenMetrics wants the
+//! unit at a name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`, `cycles_ingress`
+//! in cycles is `penstock_port_ingress_cycles_total`. Units are Prometheus' base units: what is
+//! counted in nanoseconds is shown in seconds, and rates in bits as bytes. **Cost.** A scrape holds
+//! no lock of the data path.
 
 mod vcpus;
 

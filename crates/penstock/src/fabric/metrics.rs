@@ -2,7 +2,7 @@
 //!
 //! **Rule.** Values come from the views that people are shown (`penstock_controller::view`), so a
 //! graph and the page cannot differ. A controller that does not lead says so and no more. The
-//! catalogue is one table ([`catalogue`]); a test writes it to `docs/metrics.md`.
+//! catalogue is one table ([`catalogue`]); a test writes it to `docs/reference/metrics.md`.
 //! **Cost.** Series: 9 a tenant, 3 to 6 a server or switch, 7 a link, 1 a port with tenants.
 
 use std::fmt;

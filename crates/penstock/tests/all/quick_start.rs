@@ -1,5 +1,5 @@
-//! The quick start of docs/controller.md, as it is printed, on a machine where Penstock never ran:
-//! nothing in /run and /var/lib, a loopback of its own.
+//! The quick start of docs/reference/controller.md, as it is printed, on a machine where Penstock
+//! never ran: nothing in /run and /var/lib, a loopback of its own.
 
 use std::fs;
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ fn the_quick_start_of_the_controller_works_as_printed() {
         penstock_testing::skip("run as root");
         return;
     }
-    let text = fs::read_to_string(sources().join("docs/controller.md")).unwrap();
+    let text = fs::read_to_string(sources().join("docs/reference/controller.md")).unwrap();
     let section = text.split("\n## Quick start\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let commands: Vec<&str> = section.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
     let [first, rest @ ..] = commands.as_slice() else { panic!("no commands in {section}") };

@@ -2,7 +2,7 @@
 //!
 //! **Rule.** As for the host's configuration: syntax, then each object's own values, then what
 //! objects say of each other; all mistakes of a step at once, each with its line, object, limit and
-//! remedy. Keys: `docs/fabric.md`.
+//! remedy. Keys: `docs/reference/fabric.md`.
 
 use std::path::Path;
 

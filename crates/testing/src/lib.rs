@@ -7,12 +7,17 @@
 //! `scripts/checks.sh` prints and counts these lines. In CI it fails on every line that
 //! `scripts/skips-allowed.txt` does not allow.
 //!
+//! # Help
+//! [`help`] makes the page of a program's options, and compares it with the committed one.
+//!
 //! # Patience
 //! A test waits for an event with a deadline, so that a defect ends the test instead of hanging it.
 //! [`patience`] is that deadline; [`scaled`] is for one that a claim or a peer sets. Both grow with
 //! `PENSTOCK_PATIENCE`, as `wait_until` in `scripts/lib.sh` does: a busy machine needs longer. A
 //! test that passes does not wait for its deadline, so patience costs it nothing.
 #![forbid(unsafe_code)]
+
+pub mod help;
 
 use std::fmt::Display;
 use std::io::{self, Write as _};

@@ -24,7 +24,7 @@ fn dead(root: &Path, source: &Source, anchors: &BTreeMap<&str, BTreeSet<String>>
     let problem = |target: &str| {
         let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
         let file = resolve(&source.path, path);
-        if !root.join(&file).exists() {
+        if !path.is_empty() && !root.join(&file).exists() {
             return Some(format!("{target} does not exist"));
         }
         let known = anchors.get(file.to_string_lossy().as_ref())?;

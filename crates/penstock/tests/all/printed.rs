@@ -153,7 +153,15 @@ fn run(page: &str) {
     // All processes of the page end with the first one of their namespace.
     let limit = scaled(LIMIT).as_secs().to_string();
     let mut command = Command::new("timeout");
-    command.args(["--kill-after=5", &limit, "unshare", "--mount", "--net", "--pid", "--mount-proc"]);
+    command.args([
+        "--kill-after=5",
+        &limit,
+        "unshare",
+        "--mount",
+        "--net",
+        "--pid",
+        "--mount-proc",
+    ]);
     command.args(["--fork", "--kill-child", "sh", "-c", &inside]);
     command.current_dir(&work).env("PATH", format!("{}:{paths}", programs.display()));
     command.env_remove("PENSTOCK_SOCKET").env_remove("RUST_LOG");
@@ -198,9 +206,9 @@ fn same_words(shown: &[String], printed: &[String]) -> bool {
         Some((first, rest)) if first == "…" => {
             (0..=printed.len()).any(|n| same_words(rest, &printed[n..]))
         }
-        Some((first, rest)) => {
-            printed.split_first().is_some_and(|(word, others)| first == word && same_words(rest, others))
-        }
+        Some((first, rest)) => printed
+            .split_first()
+            .is_some_and(|(word, others)| first == word && same_words(rest, others)),
     }
 }
 

@@ -145,8 +145,8 @@ mod tests {
     use super::*;
 
     const OPTIONS: &str = "# All\n\n## `penstock`\n```text\n      --socket <PATH>\n```\n\
-        ## `penstock port`\n## `penstock port add`\n```text\n  -j, --json\n      --socket <PATH>\n```\n\
-        ## `penstock stats`\n```text\n      --watch [<SECS>]\n```\n";
+        ## `penstock port`\n## `penstock port add`\n```text\n  -j, --json\n\
+        \x20     --socket <PATH>\n```\n## `penstock stats`\n```text\n      --watch [<SECS>]\n```\n";
 
     fn findings(block: &str) -> Vec<String> {
         let source =

@@ -69,24 +69,7 @@ pub fn split(text: &str) -> Vec<Line> {
                     _ => 1,
                 }
             }
-            State::Str => match c {
-                // An escaped line end must still count as a line.
-                '\\' if chars.get(at + 1) != Some(&'\n') => {
-                    line.text.push(' ');
-                    2
-                }
-                '"' => {
-                    line.code.push('"');
-                    line.text.push(END);
-                    state = State::Code;
-                    1
-                }
-                '\\' => 1,
-                _ => {
-                    line.text.push(c);
-                    1
-                }
-            },
+            State::Str => string(&chars, at, line, &mut state),
             State::RawStr { hashes } => {
                 let n = *hashes;
                 if c == '"' && chars[at + 1..].iter().take_while(|c| **c == '#').count() >= n {
@@ -105,6 +88,25 @@ pub fn split(text: &str) -> Vec<Line> {
         lines.pop();
     }
     lines
+}
+
+/// One step in a string literal. Returns the number of characters consumed.
+fn string(chars: &[char], at: usize, line: &mut Line, state: &mut State) -> usize {
+    match chars[at] {
+        // An escaped line end must still count as a line.
+        '\\' if chars.get(at + 1) != Some(&'\n') => {
+            line.text.push(' ');
+            return 2;
+        }
+        '\\' => {}
+        '"' => {
+            line.code.push('"');
+            line.text.push(END);
+            *state = State::Code;
+        }
+        c => line.text.push(c),
+    }
+    1
 }
 
 /// Every string literal with the line where it begins. White space is folded.

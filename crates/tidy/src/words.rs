@@ -14,7 +14,7 @@ use crate::{Finding, Source};
 /// Most words of a sentence in help and errors.
 const SENTENCE: usize = 30;
 /// Phrases and what to write instead; found at word boundaries, in any case.
-const PHRASES: [(&str, &str); 22] = [
+const PHRASES: [(&str, &str); 21] = [
     ("is told", "use the plain verb: receives, learns, is configured"),
     ("are told", "use the plain verb: receive, learn, are configured"),
     ("was told", "use the plain verb: received, learned, was configured"),
@@ -29,7 +29,6 @@ const PHRASES: [(&str, &str); 22] = [
     ("is sure of", "write guaranteed"),
     ("are sure of", "write guaranteed"),
     ("see the module's text", "say it here, or write nothing"),
-    ("says that it is meant", "name the meaning"),
     ("as the case may be", "name the cases"),
     ("let alone", "write not even, or two sentences"),
     ("lest", "write so that ... not"),
@@ -153,13 +152,13 @@ fn docs(lines: &[lexer::Line]) -> Vec<(usize, String)> {
     found
 }
 
-/// Whether a doc comment is one word, or an article and a word.
+/// Whether a doc comment is one word, or an article and a word. Capitals are a symbol of a source.
 fn is_filler(doc: &str) -> bool {
     let Some(text) = doc.strip_suffix('.') else { return false };
     let words: Vec<&str> = text.split_whitespace().collect();
     let plain = |word: &str| word.chars().all(char::is_alphabetic);
     match words[..] {
-        [word] => plain(word),
+        [word] => plain(word) && !word.chars().all(char::is_uppercase),
         ["The" | "Its" | "A" | "An", word] => plain(word),
         _ => false,
     }

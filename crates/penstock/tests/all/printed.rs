@@ -263,7 +263,8 @@ fn every_page_with_commands_is_run() {
 
 #[test]
 fn commands_are_read_as_printed() {
-    let page = "```sh\n$ no\n```\n  ```console\n  $ a \\\n      b\n  out\n  $ cat <<'END' >f\n  # c\n  END\n  ```\n";
+    let page = "```sh\n$ no\n```\n  ```console\n  $ a \\\n      b\n  out\n\
+                \x20 $ cat <<'END' >f\n  # c\n  END\n  ```\n";
     let expected = [
         Printed { line: 5, words: "a \\\n    b".to_owned(), shows: vec!["out".to_owned()] },
         Printed { line: 8, words: "cat <<'END' >f\n# c\nEND".to_owned(), shows: vec![] },

@@ -8,12 +8,14 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$REPO"
 
-TARGET=${CARGO_TARGET_DIR:-target}
+TARGET=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 SOURCE=$TARGET/book-src BOOK=$TARGET/book
 RESULTS=${RESULTS:-$TARGET/results}
 
 # Files outside docs/ to which its pages link.
-linked() { grep -rhoE --include='*.md' '\]\((\.\./)+(crates|examples|packaging|dashboards|scripts)/[^)#]+' docs | sed 's/.*\.\.\///'; }
+linked() {
+    grep -rhoE --include='*.md' '\]\((\.\./)+(crates|dashboards|scripts)/[^)#]+' docs | sed 's/.*\.\.\///'
+}
 
 have mdbook || {
     say "installing mdbook, which makes the site; takes some minutes, once"
@@ -21,7 +23,7 @@ have mdbook || {
 }
 rm -rf "$SOURCE" "$BOOK"
 mkdir -p "$SOURCE"
-cp -r docs examples packaging ./*.md "$SOURCE"
+cp -r docs examples packaging LICENSE-* ./*.md "$SOURCE"
 linked | sort -u | while read -r file; do
     install -D -m 644 "$file" "$SOURCE/$file"
 done
@@ -39,5 +41,5 @@ if compgen -G "$RESULTS/*.json" >/dev/null; then
 else
     say "no report: $RESULTS has no results (penstock-lab run all --out $RESULTS)"
 fi
-(cd "$SOURCE" && mdbook build --dest-dir "$REPO/$BOOK" 2>&1) | sed 's/^/     /'
+(cd "$SOURCE" && mdbook build --dest-dir "$BOOK" 2>&1) | sed 's/^/     /'
 say "site: $BOOK/index.html"

@@ -4,7 +4,7 @@ PROFILE ?= dev
 export PROFILE
 BENCH ?= v2v $(if $(filter 0,$(shell id -u)),--peer ovs-dpdk)
 
-.PHONY: help setup build demo fabric-demo demo-guests test nightly check bench clean
+.PHONY: help setup build demo fabric-demo demo-guests test nightly check bench docs clean
 
 help: ## Shows this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
@@ -43,6 +43,10 @@ bench: ## Cycles per frame and rates, as root beside OVS-DPDK; BENCH="v2v --size
 	@scripts/setup.sh bench
 	@cargo build --locked --release -p penstock -p penstock-lab
 	@"$${CARGO_TARGET_DIR:-target}/release/penstock-lab" bench $(BENCH)
+
+docs: ## Builds the site of the documentation in target/book; installs mdbook if it is missing
+	@scripts/setup.sh build
+	@scripts/docs.sh
 
 clean: ## Removes build output and the cached guest images
 	@cargo clean

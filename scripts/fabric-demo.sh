@@ -30,4 +30,4 @@ say "A controller hears from the hosts what tenants use, and gives those that us
 say "bought a queue of their own on every switch of their way; the others share one."
 step "starting hosts, then measuring: about a minute, up to three on a disturbed machine"
 run_demo fabric-demo
-end_demo fabric-demo "docs/controller.md says how to run a controller of your own"
+end_demo fabric-demo "docs/reference/controller.md says how to run a controller of your own"

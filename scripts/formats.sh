@@ -58,7 +58,7 @@ valid() {
         const from = createRequire(dir + "/package.json");
         const Ajv = from("ajv/dist/2020").default;
         const { parse } = from("smol-toml");
-        const schema = JSON.parse(fs.readFileSync(`docs/${kind}.schema.json`, "utf8"));
+        const schema = JSON.parse(fs.readFileSync(`docs/reference/${kind}.schema.json`, "utf8"));
         const valid = new Ajv({ strict: true, allErrors: true }).compile(schema);
         for (const file of files) {
             if (!valid(parse(fs.readFileSync(file, "utf8")))) {
@@ -91,7 +91,7 @@ else
 fi
 ajv=$(find_ajv)
 if [ -n "$ajv" ]; then
-    for schema in docs/*.schema.json; do
+    for schema in docs/reference/*.schema.json; do
         kind=$(basename "$schema" .schema.json)
         mapfile -t files < <(of_kind "$kind")
         check "ajv: $schema is strict and takes ${#files[@]} examples" \

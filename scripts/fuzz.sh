@@ -5,10 +5,10 @@
 #   fuzz.sh                   runs every target for FUZZ_SECONDS (60)
 #   fuzz.sh TARGET...         runs only these
 #   fuzz.sh --keep TARGET...  also puts what it found into fuzz/corpus, minimised
-#   fuzz.sh --add [TARGET...] also adds the runs to fuzz/totals.tsv and docs/fuzz.md; begins with
+#   fuzz.sh --add [TARGET...] also adds the runs to fuzz/totals.tsv and docs/internals/fuzz.md; begins with
 #                             the target that has the fewest CPU seconds, leaves out those with
 #                             FUZZ_GOAL (3600)
-#   fuzz.sh --totals          only writes docs/fuzz.md from fuzz/totals.tsv
+#   fuzz.sh --totals          only writes docs/internals/fuzz.md from fuzz/totals.tsv
 #
 # Inputs found stay in target/fuzz/corpus/TARGET, where the next run begins. An input that fails is
 # left in target/fuzz/artifacts/TARGET; it becomes a test.
@@ -23,9 +23,9 @@ all=(split_ring packed_ring headers rules config api vhost_session inflight dirt
     agents gnmi sonic saved)
 
 cpu_seconds_of() { awk -v target="$1" '$2 == target { n += $4 } END { print int(n) }' "$totals"; }
-# The table of docs/fuzz.md.
+# The table of docs/internals/fuzz.md.
 write_totals() {
-    local doc=$REPO/docs/fuzz.md new
+    local doc=$REPO/docs/internals/fuzz.md new
     new=$(mktemp)
     {
         sed '/<!-- totals -->/q' "$doc"

@@ -2,14 +2,14 @@
 # Instructions of the data path per frame, counted by valgrind: unlike times they hardly differ
 # between runs and machines, so a regression shows on a noisy one.
 #
-#   instructions.sh           compares with docs/instructions.tsv: 5 % more is a failure
+#   instructions.sh           compares with docs/internals/instructions.tsv: 5 % more is a failure
 #   instructions.sh --write   writes that file anew, to be committed with the change that earned it
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 cd "$REPO"
 
-KEPT=docs/instructions.tsv
+KEPT=docs/internals/instructions.tsv
 CASES="take-60 give-60 give-1514 turn-60-1 turn-60-1000 turn-60-100000-ports turn-1514-1 turn-60-1-hbs turn-1514-1-hbs"
 MORE=${MORE:-5}
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What `make test` leaves out: the release program, full lengths, other seeds, what takes long or
 # asks the network. Takes hours. Each part that ended is kept by commit, so that a second call goes
-# on where the first stopped. Prints one page and writes it to docs/nightly.md.
+# on where the first stopped. Prints one page and writes it to docs/internals/nightly.md.
 #
 #   nightly.sh             all parts that have not ended for this commit
 #   nightly.sh PART...     only these, again
@@ -17,12 +17,12 @@ set -uo pipefail
 cd "$REPO" || exit 1
 
 SEEDS=${NIGHTLY_SEEDS:-1-20}
-PAGE=${NIGHTLY_PAGE:-docs/nightly.md}
+PAGE=${NIGHTLY_PAGE:-docs/internals/nightly.md}
 export PENSTOCK_BIN=${PENSTOCK_BIN:-${CARGO_TARGET_DIR:-$REPO/target}/release/penstock}
 export CARGO_TERM_COLOR=never
 commit=$(git rev-parse --short=12 HEAD)
 # The page itself is no change of the program.
-[ -z "$(git status --porcelain -- . ":!docs/nightly.md")" ] || commit+=-changed
+[ -z "$(git status --porcelain -- . ":!docs/internals/nightly.md")" ] || commit+=-changed
 KEPT=${PENSTOCK_NIGHTLY:-${CARGO_TARGET_DIR:-$REPO/target}/nightly}/$commit
 
 # Name, and what it is. Each has a function part_NAME; figures are one part each.
@@ -67,7 +67,7 @@ part_ignored() {
 part_miri() { scripts/checks.sh miri; }
 part_fuzz() { FUZZ_SECONDS=${FUZZ_SECONDS:-600} scripts/fuzz.sh; }
 part_advisories() { ADVISORIES=1 scripts/checks.sh deny; }
-part_figure() { lab run "$1" --seeds "$SEEDS" --missed docs/figures.md; }
+part_figure() { lab run "$1" --seeds "$SEEDS" --missed docs/internals/figures.md; }
 
 # run_part NAME: its log, and one line that says how it ended.
 run_part() {

@@ -151,7 +151,7 @@ async fn session(messages: &[Vec<u8>]) {
     assert_eq!(registry.has(HOST), None);
     assert_eq!((registry.connected_count(), registry.has(OTHER)), (1, Some(OURS)));
     assert_eq!(counts.sessions, 1 + u64::from(is_welcome), "{counts:?}");
-    assert_eq!((counts.applied, counts.failed), (0, 0), "it was told nothing: {counts:?}");
+    assert_eq!((counts.applied, counts.failed), (0, 0), "it received nothing: {counts:?}");
     assert!(counts.refused <= 1 && counts.reports <= 1 + messages.len() as u64, "{counts:?}");
     assert!(is_welcome || counts.refused == 1, "{counts:?} {ended:?}");
     let usage = registry.take_usage();

@@ -1,6 +1,6 @@
 //! Reads numbers off the bytes of an input; behind its end everything is zero.
 
-/// What is left of an input.
+/// The unread rest of an input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'a>(&'a [u8]);
 

@@ -5,7 +5,7 @@
 //! panics when a property does not hold; it keeps nothing from one input to the next, so an input
 //! that fails once fails always. libFuzzer drives it with coverage (`fuzz_targets/`,
 //! `scripts/fuzz.sh`); [`bounded`] drives it in every test run, with any compiler, on the kept
-//! corpus and mutations of it. Totals and findings: `docs/fuzz.md`.
+//! corpus and mutations of it. Totals and findings: `docs/internals/fuzz.md`.
 //!
 //! | Target | Input | Must hold |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! Files that are read at a start: what hosts and switches were told last, the table of leases of
+//! Files that are read at a start: the last plans of hosts and switches, the table of leases of
 //! the vCPU scheduler, the controller's store.
 //!
 //! **Rule.** A file that is damaged is an error that names it, or counts as empty where that is the

@@ -1,7 +1,7 @@
 //! What a switch of another maker says: answers of a gNMI target, tables of SONiC's databases.
 //!
 //! **Rule.** Whatever a switch says, it is read as a state or refused with an error that names the
-//! switch. Changes that are then planned lead to exactly the state that was asked for, on the ports
+//! switch. Changes that are then planned lead to exactly the state that was requested, on the ports
 //! that are not left out, with the stamp of the decision; planned again they change nothing. A
 //! refusal changes nothing, an older decision is refused.
 

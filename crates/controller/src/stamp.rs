@@ -11,7 +11,7 @@
 //! number of the decision within it. The store increases the term with every election. A receiver
 //! keeps the highest stamp that it has seen and refuses lower ones. A restored or new store starts
 //! with lower numbers; an operator then raises them (`penstock controller epoch`,
-//! `docs/disaster-recovery.md`).
+//! `docs/guides/disaster-recovery.md`).
 
 use std::fmt;
 

@@ -3,8 +3,8 @@
 //! The modules are in the order in which a frame passes: [`port`], [`schedule`], [`police`],
 //! [`classify`] and [`egress`]. A frame may wait for its output in [`queue`].
 //! [`worker::Worker::turn`] is the loop that calls them. Every function takes the time as an
-//! argument; only [`tsc`] reads a clock. Comments cite the rules of `docs/datapath-rules.md` by
-//! number ("datapath rule 7").
+//! argument; only [`tsc`] reads a clock. Comments cite the rules of
+//! `docs/internals/datapath-rules.md` by number ("datapath rule 7").
 #![allow(missing_docs, reason = "a crate of this workspace only; comments say what names do not")]
 #![deny(unsafe_code)]
 // No input of a guest or a user may end the process, so only tests may panic.

@@ -171,7 +171,7 @@ fn schema_kinds() -> PossibleValuesParser {
 /// `penstock host run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Configuration file of the switch (docs/configuration.md).
+    /// Configuration file of the switch (docs/reference/configuration.md).
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
     /// Stay in the foreground. This option changes nothing: the switch always does.
@@ -264,7 +264,7 @@ pub enum PortCommand {
         json: Json,
     },
     /// Add a port.
-    #[command(after_help = "The keys are those of [[port]] (docs/configuration.md). Example:\n  \
+    #[command(after_help = "Keys of [[port]]: docs/reference/configuration.md. Example:\n  \
         penstock port add vm3 vhost-user.socket=/run/p/vm3.sock tenant=red vlan=100 \
         mac=52:54:00:00:00:03")]
     Add(ObjectArgs),
@@ -281,10 +281,8 @@ pub enum TenantCommand {
     /// List all tenants.
     List(Json),
     /// Add a tenant.
-    #[command(
-        after_help = "The keys are those of [[tenant]] (docs/configuration.md). Example:\n  \
-        penstock tenant add blue vlans=200-210 fdb_limit=512"
-    )]
+    #[command(after_help = "Keys of [[tenant]]: docs/reference/configuration.md. Example:\n  \
+        penstock tenant add blue vlans=200-210 fdb_limit=512")]
     Add(ObjectArgs),
     /// Change keys of a tenant. `key=` resets a key to its default.
     #[command(after_help = "Example:\n  penstock tenant set blue vlans=200-220 fdb_limit=")]
@@ -299,7 +297,7 @@ pub enum FlowCommand {
     /// List all rules, highest priority first.
     List(Json),
     /// Add a rule.
-    #[command(after_help = "The keys are those of [[rule]] (docs/configuration.md). Examples:\n  \
+    #[command(after_help = "Keys of [[rule]]: docs/reference/configuration.md. Examples:\n  \
         penstock flow add no-telnet priority=200 match=proto=tcp,dst_port=23 actions=drop\n  \
         penstock flow add mirror port=vm1 match.dst=10.0.0.0/8 actions=output:vm2,output:tap0")]
     Add(ObjectArgs),
@@ -312,7 +310,8 @@ pub enum FlowCommand {
 pub struct ObjectArgs {
     /// Name of the object.
     pub name: String,
-    /// Keys and values, as in `vlan=100`. docs/cli.md shows how to write lists and tables.
+    /// Keys and values, as in `vlan=100`. docs/reference/cli.md shows how to write lists and
+    /// tables.
     #[arg(value_name = "KEY=VALUE")]
     pub pairs: Vec<String>,
     #[command(flatten)]
@@ -461,7 +460,7 @@ pub const DEFAULT_CONTROLLER: &str = "/run/penstock/controller.sock";
 /// `penstock controller run`.
 #[derive(Debug, Args)]
 pub struct ControllerRunArgs {
-    /// Configuration file of the controller (docs/controller.md).
+    /// Configuration file of the controller (docs/reference/controller.md).
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
     /// Start in mode `observe`: decide, but configure no host and no switch. Use it after the store
@@ -539,7 +538,7 @@ pub enum TenantAskCommand {
     /// Place the tenants of a file, in the file's order. Exit 1 if a tenant is refused.
     #[command(after_help = "Example:\n  penstock controller tenant add examples/tenants.toml")]
     Add {
-        /// Tenants' file (docs/fabric.md).
+        /// Tenants' file (docs/reference/fabric.md).
         file: PathBuf,
     },
     /// Remove a tenant, its placement and its queue.
@@ -566,7 +565,7 @@ pub enum TenantAskCommand {
 /// A datacenter and its tenants.
 #[derive(Debug, Args)]
 pub struct FabricFiles {
-    /// File that describes the datacenter (docs/fabric.md).
+    /// File that describes the datacenter (docs/reference/fabric.md).
     #[arg(long, value_name = "FILE")]
     pub topology: PathBuf,
     /// File with the tenants, in the order of their arrival.

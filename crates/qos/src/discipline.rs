@@ -9,7 +9,7 @@
 //!
 //! A discipline knows neither frames nor queues. It learns which clients have frames and how long
 //! the first one is ([`Discipline::backlogged`], [`Discipline::drained`]). It names the client that
-//! sends next ([`Discipline::pick`]) and is told what was sent ([`Discipline::charge`]).
+//! sends next ([`Discipline::pick`]). The caller reports what was sent ([`Discipline::charge`]).
 //!
 //! | Discipline | Source | Error in bytes | Decision |
 //! |---|---|---|---|

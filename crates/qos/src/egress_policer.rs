@@ -69,7 +69,7 @@ pub struct Terms {
 /// What a VM above its part may use of its tenant's contract.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// Nothing.
+    /// Nothing beyond its own part.
     #[default]
     Strict,
     /// What its siblings leave.

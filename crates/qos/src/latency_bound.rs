@@ -178,7 +178,7 @@ impl Member {
     }
 }
 
-/// The worker.
+/// What the bound needs to know of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Core {
     /// Cycles per second that it may spend on frames.

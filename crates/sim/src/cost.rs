@@ -58,7 +58,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Round numbers of the magnitude measured for this switch (docs/measurements.md). They serve
+    /// Round numbers of the magnitude measured for this switch (docs/internals/measurements.md). They serve
     /// tests of behaviour, not figures.
     pub const EXAMPLE: Self = Self {
         ingress: StageCost { batch: 100.0, frame: 40.0, byte: 0.02 },

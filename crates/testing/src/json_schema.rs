@@ -1,4 +1,4 @@
-//! A validator for the part of JSON Schema 2020-12 that the schemas in `docs/` use.
+//! A validator for the part of JSON Schema 2020-12 that the schemas in `docs/reference/` use.
 //!
 //! **Rule.** As strict as `ajv` in its strict mode: a keyword or a format that it does not know is
 //! a panic, so nothing in the schema is without effect. [`loose`] finds what else strict mode

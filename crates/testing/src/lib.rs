@@ -14,6 +14,7 @@
 //! test that passes does not wait for its deadline, so patience costs it nothing.
 #![forbid(unsafe_code)]
 
+pub mod help;
 pub mod json_schema;
 
 use std::fmt::Display;

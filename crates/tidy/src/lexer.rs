@@ -1,12 +1,17 @@
-//! Splits Rust text into code and comments, line by line, so that a check neither reacts to a word
-//! in a string nor misses one behind a comment.
+//! Splits Rust text into code, comments and string literals, line by line, so that a check neither
+//! reacts to a word in a string nor misses one behind a comment.
 
-/// One line in two views. In each view the text of the other is blank.
+/// Ends a literal in [`Line::text`].
+const END: char = '\0';
+
+/// One line in three views. In each view the text of the others is blank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Line {
     /// Code, without the contents of string and character literals.
     pub code: String,
     pub comment: String,
+    /// Contents of string literals, each with [`END`] behind it. Escapes are left out.
+    text: String,
 }
 
 impl Line {
@@ -64,23 +69,16 @@ pub fn split(text: &str) -> Vec<Line> {
                     _ => 1,
                 }
             }
-            State::Str => match c {
-                // An escaped line end must still count as a line.
-                '\\' if chars.get(at + 1) != Some(&'\n') => 2,
-                '"' => {
-                    line.code.push('"');
-                    state = State::Code;
-                    1
-                }
-                _ => 1,
-            },
+            State::Str => string(&chars, at, line, &mut state),
             State::RawStr { hashes } => {
                 let n = *hashes;
                 if c == '"' && chars[at + 1..].iter().take_while(|c| **c == '#').count() >= n {
                     line.code.push('"');
+                    line.text.push(END);
                     state = State::Code;
                     1 + n
                 } else {
+                    line.text.push(c);
                     1
                 }
             }
@@ -90,6 +88,47 @@ pub fn split(text: &str) -> Vec<Line> {
         lines.pop();
     }
     lines
+}
+
+/// One step in a string literal. Returns the number of characters consumed.
+fn string(chars: &[char], at: usize, line: &mut Line, state: &mut State) -> usize {
+    match chars[at] {
+        // An escaped line end must still count as a line.
+        '\\' if chars.get(at + 1) != Some(&'\n') => {
+            line.text.push(' ');
+            return 2;
+        }
+        '\\' => {}
+        '"' => {
+            line.code.push('"');
+            line.text.push(END);
+            *state = State::Code;
+        }
+        c => line.text.push(c),
+    }
+    1
+}
+
+/// Every string literal with the line where it begins. White space is folded.
+pub fn literals(lines: &[Line]) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut open: Option<(usize, String)> = None;
+    for (n, line) in lines.iter().enumerate() {
+        for c in line.text.chars() {
+            let (start, mut literal) = open.take().unwrap_or((n + 1, String::new()));
+            if c == END {
+                let words: Vec<&str> = literal.split_whitespace().collect();
+                found.push((start, words.join(" ")));
+            } else {
+                literal.push(c);
+                open = Some((start, literal));
+            }
+        }
+        if let Some((_, literal)) = &mut open {
+            literal.push(' ');
+        }
+    }
+    found
 }
 
 /// One step in code. Returns the number of characters consumed.
@@ -169,6 +208,14 @@ mod tests {
     fn a_literal_quote_does_not_open_a_string() {
         assert_eq!(code_of("f('\"', b'\\'', '\\u{41}') + 1"), ["f(', b', ') + 1"]);
         assert_eq!(code_of("fn f<'a>(x: &'a str) {}"), ["fn f<'a>(x: &'a str) {}"]);
+    }
+
+    #[test]
+    fn literals_are_found_with_their_lines() {
+        let lines = split("f(\"a b\",\n  \"c \\\n   d\"); // \"e\"\nr#\"\"f\"\"#\n\"\"");
+        let found = literals(&lines);
+        let expected = [(1, "a b"), (2, "c d"), (4, "\"f\""), (5, "")];
+        assert_eq!(found, expected.map(|(n, text)| (n, text.to_owned())));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cargo run -q -p penstock-tidy             prints what is wrong, exit status 1 if anything is
+//! cargo run -q -p penstock-tidy -- --words  also checks the paths of crates/tidy/words-exempt.txt
 //! cargo run -q -p penstock-tidy -- --shrink lowers the entries of crates/tidy/ratchet.txt
 //! ```
 //!
@@ -11,15 +12,19 @@
 //! | [`circles`] | files of a crate that import each other |
 //! | [`lines`] | width, unfinished work, `unsafe` without a reason, clocks in pure crates, skips |
 //! | [`sizes`] | length of files and functions, against a list that may only shrink |
-//! | [`links`] | relative links in Markdown files |
+//! | [`links`] | relative links in Markdown files, and the summary of the book |
+//! | [`commands`] | commands and options in Markdown files |
+//! | [`words`] | phrases, long sentences and empty doc comments |
 #![forbid(unsafe_code)]
 
 mod circles;
+mod commands;
 mod edges;
 mod lexer;
 mod lines;
 mod links;
 mod sizes;
+mod words;
 
 use std::fmt;
 use std::fs;
@@ -83,15 +88,32 @@ fn main() -> Result<ExitCode> {
     }
     findings.extend(circles::check(&rust));
     findings.extend(ratchet.check(&measured));
-    for source in read_all(&root, "md")? {
-        findings.extend(links::check(&root, &source));
-    }
+    findings.extend(check_words(&root, &rust)?);
     findings.sort();
     for finding in &findings {
         println!("{finding}");
     }
     println!("tidy: {} files, {} findings", rust.len(), findings.len());
     Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Checks of what people read: Markdown files, and the words in Rust files.
+fn check_words(root: &Path, rust: &[Source]) -> Result<Vec<Finding>> {
+    let pages = read_all(root, "md")?;
+    let commands = commands::Commands::read(&pages);
+    let mut findings = links::check(root, &pages);
+    findings.extend(pages.iter().flat_map(|page| commands.check(page)));
+    let exempt_path = root.join("crates/tidy/words-exempt.txt");
+    let list = fs::read_to_string(&exempt_path).unwrap_or_default();
+    let exempt = words::exempt(&list);
+    let mut words: Vec<Finding> = pages.iter().flat_map(words::check_page).collect();
+    words.extend(rust.iter().flat_map(words::check_code));
+    // `--words` shows what the list of exemptions hides.
+    if !std::env::args().any(|a| a == "--words") {
+        words.retain(|f| !exempt.iter().any(|path| f.path.starts_with(path)));
+    }
+    findings.extend(words);
+    Ok(findings)
 }
 
 /// Every file of the tree that ends in `.ext`, in path order, without build output.

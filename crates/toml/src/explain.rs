@@ -48,7 +48,7 @@ pub(crate) fn explain(message: &str, key: Option<&str>, hint: Hint) -> (String, 
         Some((problem, "u16")) => (at(problem), "write a whole number from 0 to 65535".to_owned()),
         Some((problem, "u32")) => (at(problem), "write a whole number, 0 or above".to_owned()),
         Some((problem, expected)) => (at(problem), format!("write {expected}")),
-        None => (at(message), "see docs/configuration.md".to_owned()),
+        None => (at(message), "see docs/reference/configuration.md".to_owned()),
     }
 }
 

@@ -8,7 +8,7 @@ macro_rules! quantity {
         pub struct $name(pub u64);
 
         impl $name {
-            /// Zero.
+            /// The quantity 0.
             pub const ZERO: Self = Self(0);
 
             /// The difference; zero if `other` is larger.

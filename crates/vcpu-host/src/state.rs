@@ -49,12 +49,12 @@ pub struct CpuState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmState {
     pub name: String,
-    /// `none`, `periodic`, `aperiodic` or `reserved`, as it is kept and not as it was asked for.
+    /// `none`, `periodic`, `aperiodic` or `reserved`, as it is kept and not as it was requested.
     pub mode: String,
     /// Its deadline, or the period of its reservation, in milliseconds; 0 without one.
     pub deadline_ms: f64,
     pub weight: u16,
-    /// Reason for which it does not get what it asked for, with the remedy.
+    /// Reason for which it does not get what it requested, with the remedy.
     pub problem: Option<String>,
     pub vcpus: Vec<VcpuState>,
 }

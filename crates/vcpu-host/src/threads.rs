@@ -42,7 +42,7 @@ pub enum FindError {
     /// No process has a matching command line.
     #[error("no process has a command line like {line:?}; start the VM or correct the pattern")]
     NoProcess {
-        /// The pattern.
+        /// Pattern of `process`.
         line: String,
     },
     /// Several processes match.

@@ -7,7 +7,7 @@
 //!
 //! # Source
 //! VM jitter (§III-A) leaves both open. The bound on the sum is a parameter of this implementation.
-//! The rule for the share is measured (`docs/vcpu.md`).
+//! The rule for the share is measured (`docs/reference/vcpu.md`).
 //!
 //! # Quantities
 //! D is the deadline and S the slice, 0.5 ms. Shares are in millionths of a processor.

@@ -1,4 +1,4 @@
-//! The contract of a VM: what its operator asked for.
+//! The contract of a VM: what its operator requested.
 //!
 //! # Source
 //! VM jitter §III-A (periodic and aperiodic domains, deadlines, credit reservation) and §III-B (the

@@ -11,7 +11,7 @@
 //! Classes go BOOST, UNDER, OVER ([`crate::credit_book`]), first come first served in each. A vCPU
 //! that is woken from block and has credits left is boosted. One that is OVER is not, which the
 //! paper criticises. A waking vCPU preempts a running one of a lower class; otherwise an idle
-//! processor is told. A vCPU that left goes behind its equals.
+//! processor is notified. A vCPU that left goes behind its equals.
 //!
 //! A slice is 30 ms, and in its first millisecond nothing is preempted ([`QueueTerms::ratelimit`]).
 //! A processor whose next vCPU is OVER looks for a higher class elsewhere, at most once a

@@ -31,9 +31,9 @@
 //!
 //! - Credits are nanoseconds. With 0.1 ms, rounding up would give a processor with 7 VMs 301
 //!   credits for 300.
-//! - The lower bound is ten epochs (measured in `docs/vcpu.md`), and above the upper bound only an
-//!   idle vCPU stops earning. Bounds as wide as a slice would cut off what a slice swings, and
-//!   shares with it.
+//! - The lower bound is ten epochs (measured in `docs/reference/vcpu.md`), and above the upper
+//!   bound only an idle vCPU stops earning. Bounds as wide as a slice would cut off what a slice
+//!   swings, and shares with it.
 //! - A vCPU that is charged or has work is active. Ticks coincide with slices of 0.5 ms, so a tick
 //!   might never find one vCPU of two.
 //! - A positive balance is subtracted, as a negative one is added. Otherwise time that pinned VMs

@@ -193,7 +193,7 @@ impl DoubleQueue {
         self.credit.runnable(vcpu) && self.book().drawing(vcpu).is_some_and(|left| left >= LEAST)
     }
 
-    /// Charges a vCPU. What is left of its reserve must be worth switching to the vCPU; less is
+    /// Charges a vCPU. The rest of its reserve must be worth switching to the vCPU; less is
     /// kept for later events.
     fn charge_seen(&mut self, vcpu: VcpuId, time: Nanos) {
         self.charge(vcpu, time);

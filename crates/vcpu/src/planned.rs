@@ -15,7 +15,7 @@ pub struct Planned {
     pub places: Vec<Place>,
     /// Reservation of each of its vCPUs.
     pub granted: Option<Granted>,
-    /// Why it does not get what it asked for, with the remedy.
+    /// Why it does not get what it requested, with the remedy.
     pub problem: Option<String>,
 }
 

@@ -17,7 +17,7 @@
 //!
 //! # Effect on others ([`Taken`])
 //! Such a vCPU may run on any processor of its root domain, before every slice that is lent. Shares
-//! are therefore those of the average remainder. Slices of deadlines may take what is left if all
+//! are therefore those of the average remainder. Slices of deadlines may take the rest if all
 //! reserved time falls on one processor. A vCPU that reclaims can take a whole processor.
 //!
 //! # Cost

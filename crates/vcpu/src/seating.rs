@@ -10,7 +10,7 @@ use crate::reservation::Taken;
 /// A VM that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
-    /// The parameters that it asked for.
+    /// The parameters that it requested.
     pub contract: Contract,
     /// Number of its vCPUs.
     pub vcpus: u16,
@@ -21,7 +21,7 @@ pub struct Present {
 pub struct Seated {
     /// The parameters that are kept.
     pub contract: Contract,
-    /// Why they are less than asked for, with the remedy.
+    /// Why they are less than requested, with the remedy.
     pub problem: Option<String>,
     /// Place of each vCPU.
     pub vcpus: Vec<Place>,

@@ -1,6 +1,6 @@
 //! The cost model's file: it is read whole or refused whole, and written by `penstock calibrate`.
 //!
-//! Errors have the form of the host configuration's. Keys and units are in `docs/cost-model.md`.
+//! Errors have the form of the host configuration's. Keys and units are in `docs/reference/cost-model.md`.
 
 use core::fmt::Write as _;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ struct Word<T>(T);
 
 impl<'de, T: core::str::FromStr<Err: core::fmt::Display>> Deserialize<'de> for Word<T> {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        text(d, "a word; see docs/cost-model.md").map(Self)
+        text(d, "a word; see docs/reference/cost-model.md").map(Self)
     }
 }
 
@@ -297,7 +297,7 @@ impl Draft<'_> {
 pub fn model_text(model: &CostModel) -> String {
     let mut out = String::from(
         "# What a frame costs on this host, in cycles of its time-stamp counter.\n\
-         # Written by penstock calibrate; docs/cost-model.md says how to read it.\n",
+         # Written by penstock calibrate; docs/reference/cost-model.md says how to read it.\n",
     );
     // Writing to a String cannot fail.
     let _ = write_model(&mut out, model.parts());

@@ -9,7 +9,7 @@
 //! each other. The first syntax error ends the reading. The result is valid as a whole. Each
 //! section of the file has a module with its keys, its own checks and its terms for the data path;
 //! these modules do not import each other's objects. Checks across objects are in `check`. Keys,
-//! units, ranges and defaults are in `docs/configuration.md`.
+//! units, ranges and defaults are in `docs/reference/configuration.md`.
 
 mod attachment;
 mod check;

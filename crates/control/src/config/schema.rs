@@ -35,7 +35,7 @@ const IP: &str = "^((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-
                   |^[0-9a-fA-F:]*:[0-9a-fA-F:.]*$";
 
 /// The schema of [`HostConfig`] (JSON Schema 2020-12) with a final newline. The committed copy is
-/// `docs/host.schema.json`.
+/// `docs/reference/host.schema.json`.
 #[must_use]
 pub fn schema() -> String {
     written(Value::from(schemars::schema_for!(HostConfig)), rules())

@@ -106,7 +106,7 @@ fn every_example_is_right() {
 
 #[test]
 fn every_key_of_the_scheduler_is_documented() {
-    let docs = "docs/configuration.md";
+    let docs = "docs/reference/configuration.md";
     let text = std::fs::read_to_string(root().join(docs)).expect(docs);
     let missing = json_schema::undocumented(&of_kind("vcpu"), &text);
     assert!(missing.is_empty(), "not in {docs}: {missing:?}");
@@ -114,8 +114,8 @@ fn every_key_of_the_scheduler_is_documented() {
 
 #[test]
 fn every_key_is_documented() {
-    let documentation = std::fs::read_to_string(root().join("docs/configuration.md"))
-        .expect("docs/configuration.md");
+    let documentation = std::fs::read_to_string(root().join("docs/reference/configuration.md"))
+        .expect("docs/reference/configuration.md");
     let schema: Value = serde_json::from_str(&schema()).expect("a schema");
     let missing: Vec<String> = json_schema::keys(&schema)
         .into_iter()
@@ -124,7 +124,7 @@ fn every_key_is_documented() {
                 && !documentation.contains(&format!("[{key}]"))
         })
         .collect();
-    assert!(missing.is_empty(), "not in docs/configuration.md: {missing:?}");
+    assert!(missing.is_empty(), "not in docs/reference/configuration.md: {missing:?}");
 }
 
 const VM: &str = "[[port]]\nname = \"x\"\nvhost-user.socket = \"/x\"\ntenant = \"blue\"\n";

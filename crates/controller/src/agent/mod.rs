@@ -21,7 +21,7 @@
 //! exists. An old code point may belong to another tenant by then. The plan is in force meanwhile,
 //! [`AgentState::unkept`] says that it is not stored, and storing is retried.
 //!
-//! Source: QShare §V-D does not specify failures; `docs/controller.md` does.
+//! Source: QShare §V-D does not specify failures; `docs/reference/controller.md` does.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -12,7 +12,7 @@
 //! and plans leave it alone till then. An element because of which a plan was taken back is left
 //! out of plans for a pause that doubles each time (`refusal`), so that it stops nobody else.
 //!
-//! Source: QShare §V-D leaves the order and failures open; `docs/controller.md` has ours.
+//! Source: QShare §V-D leaves the order and failures open; `docs/reference/controller.md` has ours.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;

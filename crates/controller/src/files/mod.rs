@@ -3,7 +3,7 @@
 //!
 //! [`penstock_toml`] checks the syntax and each object's own values. This module checks references
 //! between objects. All mistakes of a step are reported at once, each with line, object, limit and
-//! remedy. Keys are in `docs/controller.md` and `docs/fabric.md`.
+//! remedy. Keys are in `docs/reference/controller.md` and `docs/reference/fabric.md`.
 
 use std::path::Path;
 

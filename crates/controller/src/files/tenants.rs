@@ -240,7 +240,8 @@ fn hose(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) -
     let hose = Hose::new(kinds);
     if let Err(error) = &hose {
         let text = error.to_string();
-        let (problem, remedy) = text.split_once("; ").unwrap_or((&text, "see docs/fabric.md"));
+        let (problem, remedy) =
+            text.split_once("; ").unwrap_or((&text, "see docs/reference/fabric.md"));
         let key = match error {
             HoseError::ZeroRate | HoseError::Overflow => "rate",
             _ => "vms",

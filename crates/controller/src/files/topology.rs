@@ -241,7 +241,7 @@ fn check_fabric(object: &Object<'_, Fabric>, report: &mut Report<'_>) -> Option<
 
 /// Reports `problem; remedy`.
 fn said<T>(report: &mut Report<'_>, object: &Object<'_, T>, key: &str, text: &str) {
-    let (problem, remedy) = text.split_once("; ").unwrap_or((text, "see docs/fabric.md"));
+    let (problem, remedy) = text.split_once("; ").unwrap_or((text, "see docs/reference/fabric.md"));
     report.at(object, key, problem, remedy);
 }
 
@@ -341,7 +341,8 @@ fn read_listed(root: &Table, report: &mut Report<'_>) -> Option<Topology> {
     for error in errors {
         let text = error.to_string();
         // The remedy is the last clause. Some problems have several clauses.
-        let (problem, remedy) = text.rsplit_once("; ").unwrap_or((&text, "see docs/fabric.md"));
+        let (problem, remedy) =
+            text.rsplit_once("; ").unwrap_or((&text, "see docs/reference/fabric.md"));
         let key = match &error {
             SpecError::Slots { .. } => "slots",
             SpecError::ZeroRate { .. } => "rate",

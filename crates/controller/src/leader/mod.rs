@@ -5,7 +5,8 @@
 //! it is stored. A failed plan is rolled back in the store too. An unreachable element is brought
 //! up to date later, and nothing else waits for it.
 //!
-//! Source: QShare §V, §VI. Takeover, modes and reverting are additions: `docs/controller.md`.
+//! Source: QShare §V, §VI. Takeover, modes and reverting are additions:
+//! `docs/reference/controller.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -12,7 +12,7 @@
 //! drivers. Every change carries a [`Stamp`](crate::Stamp), which is stored on the switch. A switch
 //! refuses older stamps. A driver makes no decisions.
 //!
-//! Source: QShare §V-D, §VI. `docs/fabric.md` has the facts about switches.
+//! Source: QShare §V-D, §VI. `docs/reference/fabric.md` has the facts about switches.
 
 mod classes;
 mod diff;

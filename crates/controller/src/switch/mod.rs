@@ -16,7 +16,7 @@
 //! If a state cannot be stored, the file keeps its stamp alone, and storing is retried. The stamp
 //! is never forgotten while the daemon runs.
 //!
-//! Source: QShare §V-D does not specify switches; `docs/southbound.md` does.
+//! Source: QShare §V-D does not specify switches; `docs/reference/southbound.md` does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -81,9 +81,9 @@ fn every_example_is_right() {
 #[test]
 fn every_key_is_documented() {
     for (kind, docs) in [
-        ("controller", "docs/controller.md"),
-        ("fabric", "docs/fabric.md"),
-        ("tenants", "docs/fabric.md"),
+        ("controller", "docs/reference/controller.md"),
+        ("fabric", "docs/reference/fabric.md"),
+        ("tenants", "docs/reference/fabric.md"),
     ] {
         let text = std::fs::read_to_string(root().join(docs)).expect(docs);
         let missing = json_schema::undocumented(&of_kind(kind), &text);

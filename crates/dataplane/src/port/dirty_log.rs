@@ -90,7 +90,7 @@ impl DirtyLog {
 #[derive(Clone, Debug)]
 pub struct RingLog {
     pub log: Arc<DirtyLog>,
-    /// Guest address of the used ring for the log (`log_guest_addr`), if the front end asked for
+    /// Guest address of the used ring for the log (`log_guest_addr`), if the front end wants
     /// the ring's own writes to be marked too (`VHOST_VRING_F_LOG`).
     pub used: Option<u64>,
 }

@@ -96,7 +96,7 @@ pub trait PortQueue: Send {
     /// Makes all deliveries and returned buffers since the last call visible to the far side.
     fn publish(&mut self);
 
-    /// Notifies the far side of deliveries, if it asked for notifications. Called after `publish`
+    /// Notifies the far side of deliveries, if it enabled notifications. Called after `publish`
     /// and a full fence. Returns the number of notifications.
     fn notify(&mut self) -> u32;
 

@@ -406,8 +406,8 @@ impl SplitRing {
         }
     }
 
-    /// Interrupts the driver if it asked for it. Called after `publish` and a full fence. Returns
-    /// the number of interrupts, 0 or 1.
+    /// Interrupts the driver if it enabled interrupts. Called after `publish` and a full fence.
+    /// Returns the number of interrupts, 0 or 1.
     #[inline]
     pub fn notify(&mut self) -> u32 {
         if self.signalled == self.published {

@@ -8,7 +8,7 @@
 //! # Source
 //!
 //! QShare §V-C, Algorithm 2. Hysteresis, the sum over several victims, epochs and the order of
-//! changes are additions (`docs/fabric.md`).
+//! changes are additions (`docs/reference/fabric.md`).
 //!
 //! # Approach
 //!

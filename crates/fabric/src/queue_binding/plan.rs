@@ -7,7 +7,7 @@
 //!
 //! # Source
 //!
-//! QShare §V-D does not define the order. `docs/fabric.md` defines it.
+//! QShare §V-D does not define the order. `docs/reference/fabric.md` defines it.
 //!
 //! # Approach
 //!

@@ -49,7 +49,7 @@ pub enum SettingsError {
     Parts {
         /// Name of the setting.
         name: &'static str,
-        /// Its value.
+        /// Value of the setting.
         parts: Parts,
         /// Largest permitted value.
         most: Parts,

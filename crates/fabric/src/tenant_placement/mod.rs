@@ -7,7 +7,7 @@
 //!
 //! # Source
 //!
-//! QShare §IV, Algorithm 1. `docs/fabric.md` lists the parameters that it leaves open.
+//! QShare §IV, Algorithm 1. `docs/reference/fabric.md` lists the parameters that it leaves open.
 //!
 //! # Approach
 //!
@@ -47,15 +47,15 @@ use search::{Search, Wish};
 /// A placed tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
-    /// Its request.
+    /// What the tenant requested.
     pub request: Request,
-    /// Its placement.
+    /// Servers and links that the tenant holds.
     pub placement: Placement,
 }
 
 /// Error: the ledger has no room for a placement that was computed earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the placement does not fit the books as they are; look for one anew")]
+#[error("the placement does not fit the present books; search for one again")]
 pub struct Stale(#[source] LedgerError);
 
 /// A datacenter: its topology, ledger and tenants.

@@ -5,7 +5,7 @@
 //! signal, an error or `kill -9` must leave none of these behind.
 //!
 //! # Approach
-//! A second process, the *guard*, is told over a pipe of each thing before or directly after it is
+//! A second process, the *guard*, learns over a pipe of each thing before or directly after it is
 //! made. It waits for the end of the pipe, whatever the cause, and removes everything in reverse
 //! order. There is only one way of removal, so every run tests it. Processes are identified by id
 //! *and* start time, so a reused id is not killed.

@@ -32,8 +32,8 @@ pub fn ask(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The message of a program that failed: its standard error and its standard output. A program that
-/// is asked for JSON prints its reason in the answer.
+/// The message of a program that failed: its standard error and its standard output. A program with
+/// JSON output prints its reason in the answer.
 fn said(output: &Output) -> String {
     let texts = [&output.stderr, &output.stdout].map(|text| String::from_utf8_lossy(text));
     let texts = texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty());

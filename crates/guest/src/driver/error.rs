@@ -57,7 +57,7 @@ pub enum DriverError {
         missing: Features,
     },
     /// The switch has fewer queue pairs than wanted.
-    #[error("the switch has {offered} queue pairs, {wanted} were asked for")]
+    #[error("the switch has {offered} queue pairs, and the guest wants {wanted}")]
     QueuePairs { offered: u64, wanted: u16 },
     /// A frame does not fit its slot.
     #[error("a frame of {frame} bytes does not fit a slot of {slot} bytes")]

@@ -4,7 +4,8 @@
 //! mood moves it by more than most changes do. **Rule.** Every claim is a ratio within one run: the
 //! same generator, sockets, rings and load, switches taking turns (A B A B), medians with their
 //! spread, and beside them what would make them wrong: waits for a core, a generator at its limit,
-//! frames that were lost. **Source.** RFC 2544 and the notes behind `docs/measurements.md`.
+//! frames that were lost. **Source.** RFC 2544 and the notes behind
+//! `docs/internals/measurements.md`.
 //!
 //! | Module | What it is |
 //! |---|---|

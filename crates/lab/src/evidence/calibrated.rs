@@ -3,8 +3,8 @@
 //! **Problem.** Where a paper leaves a number open, and the number is chosen so that the figure
 //! comes out as printed, that it does is no evidence. **Rule.** Each such number is a [`Parameter`]
 //! of its figure. It goes into the result's `platform` as `calibrated`, and tables, pictures, the
-//! report and `docs/figures.md` call the figure "calibrated". The figure shows the other readings
-//! beside it, without a band.
+//! report and `docs/internals/figures.md` call the figure "calibrated". The figure shows the other
+//! readings beside it, without a band.
 
 use serde::{Deserialize, Serialize};
 

@@ -415,11 +415,13 @@ mod tests {
     #[test]
     fn the_readme_counts_the_claims_that_are_listed() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-        let list = Missed::read(&root.join("docs/figures.md")).unwrap();
+        let list = Missed::read(&root.join("docs/internals/figures.md")).unwrap();
         let count = list.0.len();
         let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
         let words = readme.split_whitespace().collect::<Vec<_>>().join(" ");
-        let told = format!("{count} claims are [known as missed](docs/figures.md#claims-known-as");
+        let told = format!(
+            "{count} claims are [known as missed](docs/internals/figures.md#claims-known-as"
+        );
         assert!(words.contains(&told), "README.md does not say: {told}-missed)");
     }
 

@@ -46,8 +46,9 @@ pub struct RunArgs {
         conflicts_with = "out"
     )]
     pub vary: f64,
-    /// Markdown file that lists the claims known as missed, such as docs/figures.md. Exit status 1
-    /// if another claim is missed, if one is missed by more, or if a listed one holds in simulation
+    /// Markdown file that lists the claims known as missed, such as docs/internals/figures.md. Exit
+    /// status 1 if another claim is missed, if one is missed by more, or if a listed one holds in
+    /// simulation
     #[arg(long, value_name = "FILE")]
     pub missed: Option<PathBuf>,
     /// Write the results as JSON to a file; `-`: to standard output, without the table

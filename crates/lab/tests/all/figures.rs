@@ -1,6 +1,7 @@
 //! Simulated figures of C2QoS with one seed, their phases shortened: what is not on the list of
 //! missed claims holds, and the same seed gives the same bytes. `scripts/checks.sh figures` runs
-//! these; the figures themselves, over many seeds, are `penstock-lab run` (docs/figures.md).
+//! these; the figures themselves, over many seeds, are `penstock-lab run`
+//! (docs/internals/figures.md).
 
 use std::path::Path;
 
@@ -37,18 +38,22 @@ fn bytes(record: &Record) -> String {
 
 fn list() -> Missed {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    Missed::read(&root.join("docs/figures.md")).unwrap()
+    Missed::read(&root.join("docs/internals/figures.md")).unwrap()
 }
 
 /// A figure with a number that was fitted to its outcome is called that where figures are listed,
 /// no other one is, and it shows what another reading of the paper gives.
 fn says_what_is_calibrated(record: &Record) {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/figures.md");
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/internals/figures.md");
     let docs = std::fs::read_to_string(docs).unwrap();
     let (name, calibrated) = (&record.experiment, record.calibrated());
     let mut rows = docs.lines().skip_while(|line| *line != "## The figures");
     let row = rows.find(|line| line.starts_with(&format!("| `{name}` | "))).unwrap();
-    assert_eq!(row.ends_with("; calibrated |"), !calibrated.is_empty(), "docs/figures.md: {row}");
+    assert_eq!(
+        row.ends_with("; calibrated |"),
+        !calibrated.is_empty(),
+        "docs/internals/figures.md: {row}"
+    );
     let others = record.claims.iter().filter(|c| c.statement.contains("another reading"));
     let others: Vec<_> = others.collect();
     assert_eq!(others.is_empty(), calibrated.is_empty(), "{name}: {others:?}");

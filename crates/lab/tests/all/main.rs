@@ -7,5 +7,6 @@ mod common;
 mod figures;
 mod isolation;
 mod kernel_ports;
+mod options;
 mod switch;
 mod testpmd;

@@ -79,7 +79,7 @@ pub const ACTS: [Act; 20] = [
 ];
 
 /// The [`ACTS`] on memory that the switch maps, but for punching holes, which is limited by the
-/// minute: see `docs/hostile-guests.md`.
+/// minute: see `docs/internals/hostile-guests.md`.
 pub const FAULTS: [usize; 6] = [8, 14, 16, 17, 18, 19];
 
 /// Sends what fits; the slots that came back are used again.

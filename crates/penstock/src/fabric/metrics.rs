@@ -2,7 +2,7 @@
 //!
 //! **Rule.** Values come from the views that the page shows (`penstock_controller::view`), so a
 //! graph and the page cannot differ. A controller that does not lead has only the metrics that say
-//! so. The catalogue is one table ([`catalogue`]); a test writes it to `docs/metrics.md`.
+//! so. The catalogue is one table ([`catalogue`]); a test writes it to `docs/reference/metrics.md`.
 //!
 //! **Cost.** There are 9 series per tenant, 3 to 6 per server or switch, 7 per link and 1 per port
 //! with tenants.

@@ -1,8 +1,8 @@
 //! A daemon with many ports whose drivers are connected, rings started and silent: what an idle
 //! port costs in memory and time, and what it costs the ports that are not idle.
 //!
-//! The small test runs everywhere. The figure for `docs/measurements.md`, with 1,000 ports:
-//! `cargo test --release -p penstock --test all many_ports -- --ignored --nocapture`, on an
+//! The small test runs everywhere. The figure for `docs/internals/measurements.md`, with 1,000
+//! ports: `cargo test --release -p penstock --test all many_ports -- --ignored --nocapture`, on an
 //! idle machine.
 
 use std::fmt::Write as _;

@@ -253,7 +253,7 @@ fn a_file_that_changed_is_read_anew_and_a_wrong_one_is_refused_whole() {
     await_true("who left is as it was", || world.guests[1].affinity() == mine);
     world.shown("all of it", |s| s["vms"][0]["vcpus"][0]["entitled_percent"] == 100.0);
 
-    for (wrong, why) in [("cpus = []", "`cpus`"), ("cpus = [0, 1, 2]", "started anew")] {
+    for (wrong, why) in [("cpus = []", "`cpus`"), ("cpus = [0, 1, 2]", "scheduler restarts")] {
         let line = fewer.lines().find(|line| line.starts_with("cpus")).unwrap();
         std::fs::write(&file, fewer.replace(line, wrong)).unwrap();
         let said = world.ask("reload", &[]).fails();

@@ -76,7 +76,7 @@ pub fn segment_max(rate: BitsPerSecond, time: Nanos) -> u32 {
 /// The shaper of one VM.
 #[derive(Clone, Debug)]
 pub enum Shaper {
-    /// The baseline.
+    /// A token bucket, as hypervisors have: the baseline.
     TokenBucket(TokenBucket),
     /// Spacing within a window.
     Smooth(Smooth),

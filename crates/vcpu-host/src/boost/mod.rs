@@ -5,7 +5,7 @@
 //! 20 ms.
 //!
 //! # Source
-//! VM jitter §III-A; measurements in `docs/vcpu.md`.
+//! VM jitter §III-A; measurements in `docs/reference/vcpu.md`.
 //!
 //! # Quantities
 //! S is 0.5 ms: a slice, and the time between polls. D is a vCPU's deadline.

@@ -370,7 +370,7 @@ fn ran(queue: &mut DoubleQueue, sitter: &Sitter, Seen { ran, left, .. }: Seen) {
     }
 }
 
-/// Whether it has no work according to the kernel; the queue is told.
+/// Whether it has no work according to the kernel. Reports the answer to the queue.
 fn ask(now: Nanos, queue: &mut DoubleQueue, sitter: &mut Sitter) -> bool {
     let blocked = sitter.is_runnable() == Some(false);
     if blocked {

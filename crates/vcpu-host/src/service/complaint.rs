@@ -9,7 +9,7 @@ use crate::budget::{missing, needed_ppm, remedy};
 use crate::cgroup::Cgroup;
 use crate::lease::Identity;
 
-/// Reason for which a vCPU does not get what its VM asked for.
+/// Reason for which a vCPU does not get what its VM requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Complaint {
     /// The text of the scheduling thread.

@@ -278,7 +278,7 @@ impl Service<'_> {
         self.loads += 1;
         let fixed = |config: &Config| {
             if config.cpus != self.config.cpus || config.run_dir != self.config.run_dir {
-                let why = "[vcpu] `cpus` and `run_dir` change when the scheduler is started anew";
+                let why = "[vcpu] `cpus` and `run_dir` change when the scheduler restarts";
                 return Err(why.to_owned());
             }
             Ok(())

@@ -22,7 +22,7 @@ fn kernel_limit_ppm() -> u64 {
 }
 
 impl Roster {
-    /// Reserves the time that VMs asked for as far as it fits. A refused VM continues by weight,
+    /// Reserves the time that VMs requested as far as it fits. A refused VM continues by weight,
     /// which changes the sum, so the plan is made again.
     pub(super) fn reserve(&mut self, config: &Config) -> Taken {
         for member in &mut self.members {

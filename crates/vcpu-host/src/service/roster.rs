@@ -34,7 +34,7 @@ pub(super) struct Member {
     pub(super) granted: Option<Granted>,
     /// Reason for which a requested reservation was refused.
     pub(super) refused: Option<String>,
-    /// Reason for which it does not run, or does not have what it asked for.
+    /// Reason for which it does not run, or does not have what it requested.
     pub(super) problem: Option<String>,
     /// Complaints of scheduling threads about its vCPUs since it was seated.
     pub(super) complaints: Vec<(Identity, Complaint)>,

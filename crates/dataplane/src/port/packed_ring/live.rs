@@ -89,7 +89,7 @@ impl PackedRing {
         self.log_ring(self.ring.cast(), 16 * u64::from(count - straight));
     }
 
-    /// Marks a part of the ring, if the front end asked for it. The front end gives an address only
+    /// Marks a part of the ring, if the front end requested it. The front end gives an address only
     /// for the device's event area; the address of the ring comes from the map.
     fn log_ring(&self, host: *const u8, len: u64) {
         let Some(log) = self.log.as_ref().filter(|log| log.used.is_some()) else { return };

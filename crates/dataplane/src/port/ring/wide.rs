@@ -32,7 +32,7 @@ const LINE: usize = 64;
 const LONGEST: usize = 2048;
 
 /// Whether this CPU benefits: an Intel CPU with the instructions. AMD's family 25 has them too, but
-/// executes such a store in two halves and gains nothing (docs/measurements.md).
+/// executes such a store in two halves and gains nothing (docs/internals/measurements.md).
 #[inline(always)]
 pub(super) fn pays() -> bool {
     static PAYS: LazyLock<bool> = LazyLock::new(|| usable() && is_intel());

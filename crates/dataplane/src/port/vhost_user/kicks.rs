@@ -1,6 +1,6 @@
 //! Receives the driver's kicks between two messages of its session.
 //!
-//! The driver is asked for kicks only while a queue pair is at rest ([`crate::worker::Doorbell`]).
+//! The driver sends kicks only while a queue pair is at rest ([`crate::worker::Doorbell`]).
 //! The port's own thread receives at most one kick a millisecond. A driver that kicks without end
 //! thus costs the host about a thousandth of a core, and costs other ports nothing.
 

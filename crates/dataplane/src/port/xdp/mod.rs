@@ -23,7 +23,7 @@
 //!
 //! # What XDP does not see
 //! A frame arrives without the kernel's metadata. A VLAN tag that the NIC removed would be lost, so
-//! the NIC is told to keep tags (`rxvlan off`). It is also told not to merge frames. The kernel at
+//! the NIC is set to keep tags (`rxvlan off`), and not to merge frames. The kernel at
 //! the other end of a veth leaves checksums open; `open_checksum` finishes those of TCP and UDP.
 //!
 //! That kernel also puts tags beside frames, and no setting of this end changes it. The other end

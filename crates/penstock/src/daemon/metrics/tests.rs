@@ -131,13 +131,16 @@ fn the_list_in_the_docs_is_fresh() {
         list.push_str(&format!("| `{name}` | {kind} | {unit} | {labels} | {help} |\n"));
     }
     let (begin, end) = ("<!-- begin generated list -->\n", "<!-- end generated list -->");
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/metrics.md");
     let text = std::fs::read_to_string(&file).unwrap();
     let (head, rest) = text.split_once(begin).unwrap();
     let (old, tail) = rest.split_once(end).unwrap();
     if std::env::var_os("PENSTOCK_BLESS").is_some() {
         std::fs::write(&file, format!("{head}{begin}{list}{end}{tail}")).unwrap();
     } else {
-        assert_eq!(old, list, "docs/metrics.md is stale; run this test with PENSTOCK_BLESS=1");
+        assert_eq!(
+            old, list,
+            "docs/reference/metrics.md is stale; run this test with PENSTOCK_BLESS=1"
+        );
     }
 }

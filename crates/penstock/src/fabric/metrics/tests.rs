@@ -118,20 +118,23 @@ fn the_list_of_the_controllers_metrics_in_the_docs_is_fresh() {
     }
     let begin = "<!-- begin generated list of the controller -->\n";
     let end = "<!-- end generated list of the controller -->";
-    let file = root().join("docs/metrics.md");
+    let file = root().join("docs/reference/metrics.md");
     let text = fs::read_to_string(&file).unwrap();
     let (head, rest) = text.split_once(begin).unwrap();
     let (old, tail) = rest.split_once(end).unwrap();
     if std::env::var_os("PENSTOCK_BLESS").is_some() {
         fs::write(&file, format!("{head}{begin}{list}{end}{tail}")).unwrap();
     } else {
-        assert_eq!(old, list, "docs/metrics.md is stale; run this test with PENSTOCK_BLESS=1");
+        assert_eq!(
+            old, list,
+            "docs/reference/metrics.md is stale; run this test with PENSTOCK_BLESS=1"
+        );
     }
 }
 
 /// Every metric of the docs, with the labels it has.
 fn documented() -> Vec<(String, BTreeSet<String>)> {
-    let text = fs::read_to_string(root().join("docs/metrics.md")).unwrap();
+    let text = fs::read_to_string(root().join("docs/reference/metrics.md")).unwrap();
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `penstock_"));
     let metric = |row: &str| {
         let cells: Vec<&str> = row.split(" | ").collect();

@@ -1,7 +1,7 @@
 //! `penstock controller`: commands to a running controller, and offline plans.
 //!
-//! `plan` and `what-if` read a datacenter and its tenants (`docs/fabric.md`) and place the tenants
-//! in the order of their file. They need no controller and change nothing.
+//! `plan` and `what-if` read a datacenter and its tenants (`docs/reference/fabric.md`) and place
+//! the tenants in the order of their file. They need no controller and change nothing.
 
 use std::path::Path;
 use std::process::ExitCode;

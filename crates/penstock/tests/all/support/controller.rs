@@ -40,7 +40,7 @@ driver = "sim"
 name = "core-0"
 driver = "sim"
 "#;
-/// A successor leads within this (docs/controller.md).
+/// A successor leads within this (docs/reference/controller.md).
 pub const TAKE_OVER: Duration = Duration::from_secs(15);
 
 /// A controller as a process, killed with the test.

@@ -1,0 +1,21 @@
+//! The page of all options is what the program's help says.
+
+use std::path::Path;
+
+use penstock_testing::help;
+
+use crate::support::BINARY;
+
+const HEAD: &str = "# Options of `penstock`
+
+This page has the help of every command. It is made from the program:
+`PENSTOCK_BLESS=1 cargo test -p penstock --test all options` writes it.
+[Command line](cli.md) explains output and concepts.
+";
+
+#[test]
+fn the_page_of_options_is_the_help() {
+    let text = format!("{HEAD}{}", help::sections(Path::new(BINARY), "penstock"));
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli-options.md");
+    help::compare(&page, &text, "penstock");
+}

@@ -1,0 +1,283 @@
+//! Runs the pages as they are printed: every fenced `console` block of the documentation.
+//!
+//! # Rules for a page
+//! - A command begins with `$ `. It goes on after a `\` and up to the end of a here-document.
+//! - The commands of a page run in order, in one shell, as root. The directory is a fresh one with
+//!   `examples` in it; /run and /var/lib are empty, and the network has only a loopback.
+//! - A command succeeds, unless the page shows that it prints an error (`penstock: ...`).
+//! - Lines below a command are what it prints. A number stands for any number, white space for any
+//!   white space, `…` in a line for any words, and a line `…` for any lines. Without such lines,
+//!   any output is right.
+//! - A program in the background ends with its page.
+//! - `sleep` takes longer on a busy machine ([`penstock_testing::scaled`]).
+//!
+//! Blocks that no test can run, such as those with `systemctl`, have another language.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use penstock_testing::scaled;
+
+use crate::support::{BINARY, Scratch};
+
+/// Longest that the commands of a page may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Programs of other packages that pages use.
+const OTHERS: [&str; 6] = ["ping", "iperf3", "jq", "openssl", "ip", "penstock-lab"];
+
+/// A test for each page, and the list of all.
+macro_rules! pages {
+    ($($name:ident: $path:literal,)*) => {
+        const PAGES: &[&str] = &[$($path),*];
+        $(#[test]
+        fn $name() {
+            run($path);
+        })*
+    };
+}
+
+pages! {
+    readme: "README.md",
+    tutorial_sell_cycles: "docs/tutorials/sell-cycles.md",
+    tutorial_share_an_uplink: "docs/tutorials/share-an-uplink.md",
+    tutorial_smooth_and_schedule: "docs/tutorials/smooth-and-schedule.md",
+    tutorial_guarantee_in_a_fabric: "docs/tutorials/guarantee-in-a-fabric.md",
+    reference_cli: "docs/reference/cli.md",
+    reference_controller: "docs/reference/controller.md",
+    reference_fabric: "docs/reference/fabric.md",
+}
+
+/// A command of a page.
+#[derive(Debug, Default, PartialEq)]
+struct Printed {
+    /// Line of the page, from 1.
+    line: usize,
+    words: String,
+    /// What the page shows below it.
+    shows: Vec<String>,
+}
+
+fn sources() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The commands in the `console` blocks of a page.
+fn commands(text: &str) -> Vec<Printed> {
+    let mut found: Vec<Printed> = Vec::new();
+    // Indentation of the block that is open.
+    let mut block = None;
+    let mut lines = text.lines().enumerate();
+    while let Some((n, line)) = lines.next() {
+        if let Some(fence) = line.trim_start().strip_prefix("```") {
+            let indent = line.len() - line.trim_start().len();
+            block = (block.is_none() && fence == "console").then_some(indent);
+            continue;
+        }
+        let Some(indent) = block else { continue };
+        let strip = |line: &str| line.get(indent..).unwrap_or_default().to_owned();
+        let line = strip(line);
+        let Some(words) = line.strip_prefix("$ ") else {
+            let last = found.last_mut().expect("a block begins with a command");
+            last.shows.push(line);
+            continue;
+        };
+        let mut words = words.to_owned();
+        while words.ends_with('\\') {
+            let (_, more) = lines.next().expect("a command that goes on");
+            words = format!("{words}\n{}", strip(more));
+        }
+        if let Some((_, rest)) = words.split_once("<<") {
+            let end = rest.split_whitespace().next().unwrap().trim_matches('\'').to_owned();
+            loop {
+                let (_, more) = lines.next().expect("the end of a here-document");
+                words = format!("{words}\n{}", strip(more));
+                if strip(more) == end {
+                    break;
+                }
+            }
+        }
+        found.push(Printed { line: n + 1, words, shows: Vec::new() });
+    }
+    found
+}
+
+/// The shell script of a page: each command writes to a file of its own.
+fn script(commands: &[Printed], logs: &Path) -> String {
+    let logs = logs.display();
+    let factor = scaled(Duration::from_secs(1)).as_secs();
+    let mut script = format!("sleep() {{ command sleep $(($1 * {factor})); }}\n");
+    for (n, command) in commands.iter().enumerate() {
+        script += &format!("exec >{logs}/{n}.out 2>&1\n{}\n", command.words);
+        script += &format!("echo $? >{logs}/{n}.status\n");
+    }
+    script
+}
+
+/// Runs the commands of a page and compares.
+fn run(page: &str) {
+    if !nix::unistd::geteuid().is_root() {
+        penstock_testing::skip("run as root");
+        return;
+    }
+    let commands = commands(&fs::read_to_string(sources().join(page)).unwrap());
+    assert!(!commands.is_empty(), "{page}: no commands");
+    let programs = Path::new(BINARY).parent().unwrap();
+    let paths = std::env::var("PATH").unwrap_or_default();
+    let is_there = |program: &str| {
+        std::env::split_paths(&paths).any(|path| path.join(program).exists())
+            || programs.join(program).exists()
+    };
+    let uses = |program: &str| {
+        commands.iter().any(|c| c.words.split_whitespace().any(|word| word == program))
+    };
+    if let Some(program) = OTHERS.into_iter().find(|program| uses(program) && !is_there(program)) {
+        penstock_testing::skip(format!("{program} is not there"));
+        return;
+    }
+
+    let scratch = Scratch::new();
+    let [work, logs] = ["work", "logs"].map(|name| scratch.0.join(name));
+    fs::create_dir_all(&work).unwrap();
+    fs::create_dir_all(&logs).unwrap();
+    std::os::unix::fs::symlink(sources().join("examples"), work.join("examples")).unwrap();
+    let file = scratch.0.join("page.sh");
+    fs::write(&file, script(&commands, &logs)).unwrap();
+    let inside = format!(
+        "ip link set lo up && mount -t tmpfs none /run && mount -t tmpfs none /var/lib && \
+         exec bash {}",
+        file.display()
+    );
+    // All processes of the page end with the first one of their namespace.
+    let limit = scaled(LIMIT).as_secs().to_string();
+    let mut command = Command::new("timeout");
+    command.args([
+        "--kill-after=5",
+        &limit,
+        "unshare",
+        "--mount",
+        "--net",
+        "--pid",
+        "--mount-proc",
+    ]);
+    command.args(["--fork", "--kill-child", "sh", "-c", &inside]);
+    command.current_dir(&work).env("PATH", format!("{}:{paths}", programs.display()));
+    command.env_remove("PENSTOCK_SOCKET").env_remove("RUST_LOG");
+    let ended = command.stdin(Stdio::null()).status().unwrap();
+
+    for (n, command) in commands.iter().enumerate() {
+        let read = |kind: &str| fs::read_to_string(logs.join(format!("{n}.{kind}")));
+        let place = format!("{page}:{}: {}", command.line, command.words);
+        let printed = read("out").unwrap_or_default();
+        let Ok(status) = read("status") else {
+            panic!("{place}\nended before it returned ({ended}); it printed:\n{printed}");
+        };
+        let fails = command.shows.iter().any(|line| line.starts_with("penstock: "));
+        assert_eq!(status.trim() != "0", fails, "{place}\nstatus {status}printed:\n{printed}");
+        let lines: Vec<&str> = printed.lines().collect();
+        let shown: Vec<&str> = command.shows.iter().map(String::as_str).collect();
+        assert!(
+            shown.is_empty() || same_lines(&shown, &lines),
+            "{place}\nthe page shows:\n{}\nit printed:\n{printed}",
+            shown.join("\n")
+        );
+    }
+    assert!(ended.success(), "{page}: {ended}");
+}
+
+/// Whether the lines of a page stand for the printed ones.
+fn same_lines(shown: &[&str], printed: &[&str]) -> bool {
+    match shown.split_first() {
+        None => printed.is_empty(),
+        Some((first, rest)) if ["…", "..."].contains(&first.trim()) => {
+            (0..=printed.len()).any(|n| same_lines(rest, &printed[n..]))
+        }
+        Some((first, rest)) => printed.split_first().is_some_and(|(line, others)| {
+            same_words(&folded(first), &folded(line)) && same_lines(rest, others)
+        }),
+    }
+}
+
+fn same_words(shown: &[String], printed: &[String]) -> bool {
+    match shown.split_first() {
+        None => printed.is_empty(),
+        Some((first, rest)) if first == "…" => {
+            (0..=printed.len()).any(|n| same_words(rest, &printed[n..]))
+        }
+        Some((first, rest)) => printed
+            .split_first()
+            .is_some_and(|(word, others)| first == word && same_words(rest, others)),
+    }
+}
+
+/// Words of a line, with `0` for every number that is no part of a word.
+fn folded(line: &str) -> Vec<String> {
+    let number = |word: &str| {
+        let mut out = String::new();
+        let mut rest = word.chars().peekable();
+        while let Some(c) = rest.next() {
+            let inside = out.chars().next_back().is_some_and(char::is_alphanumeric);
+            out.push(if c.is_ascii_digit() && !inside { '0' } else { c });
+            if c.is_ascii_digit() && !inside {
+                while rest.next_if(|c| c.is_ascii_digit() || ".,".contains(*c)).is_some() {}
+            }
+        }
+        out
+    };
+    line.split_whitespace().map(number).collect()
+}
+
+/// Every Markdown file with a `console` block, relative to the sources.
+fn with_blocks(dir: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            with_blocks(&path, found);
+        } else if path.extension().is_some_and(|e| e == "md") {
+            let text = fs::read_to_string(&path).unwrap();
+            if text.lines().any(|line| line.trim() == "```console") {
+                let page = path.strip_prefix(sources()).unwrap();
+                found.insert(page.to_string_lossy().into_owned());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_page_with_commands_is_run() {
+    let mut found = BTreeSet::new();
+    for dir in ["docs", "packaging"] {
+        with_blocks(&sources().join(dir), &mut found);
+    }
+    for page in ["README.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md"] {
+        let text = fs::read_to_string(sources().join(page)).unwrap();
+        if text.contains("```console") {
+            found.insert(page.to_owned());
+        }
+    }
+    let run: BTreeSet<String> = PAGES.iter().map(|page| (*page).to_owned()).collect();
+    assert_eq!(found, run);
+}
+
+#[test]
+fn commands_are_read_as_printed() {
+    let page = "```sh\n$ no\n```\n  ```console\n  $ a \\\n      b\n  out\n\
+                \x20 $ cat <<'END' >f\n  # c\n  END\n  ```\n";
+    let expected = [
+        Printed { line: 5, words: "a \\\n    b".to_owned(), shows: vec!["out".to_owned()] },
+        Printed { line: 8, words: "cat <<'END' >f\n# c\nEND".to_owned(), shows: vec![] },
+    ];
+    assert_eq!(commands(page), expected);
+}
+
+#[test]
+fn lines_are_compared_but_for_their_numbers() {
+    let same = |shown: &[&str], printed: &[&str]| same_lines(shown, printed);
+    assert!(same(&["vm1  1.5 Gbit/s", "…", "end"], &["vm1 20.07 Gbit/s", "a", "b", "end"]));
+    assert!(same(&["up … since … ms"], &["up for 3 s since 4 ms"]));
+    assert!(!same(&["vm1 up"], &["vm2 up"]));
+    assert!(!same(&["a"], &["a", "b"]));
+    assert!(!same(&["a", "b"], &["a"]));
+}

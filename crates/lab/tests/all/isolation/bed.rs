@@ -98,7 +98,7 @@ impl Bed {
     pub fn drops(&self, port: &str, reason: &str) -> u64 {
         let stats = self.host.stats(true).unwrap();
         let port = stats.ports.iter().find(|p| p.port == port).unwrap();
-        port.drops.iter().find(|(name, _)| name == reason).map_or(0, |d| d.1)
+        port.drops.iter().find(|drop| drop.name == reason).map_or(0, |drop| drop.value)
     }
 
     pub fn fdb(&self, tenant: &str) -> usize {

@@ -121,7 +121,7 @@ fn counter(host: &Host, port: &str, name: &str) -> u64 {
     let stats = host.stats(true).unwrap();
     assert_eq!(stats.violations, Vec::<String>::new());
     let port = stats.ports.iter().find(|p| p.port == port).unwrap();
-    port.counters.iter().find(|c| c.0 == name).unwrap().1
+    port.counters.iter().find(|counter| counter.name == name).unwrap().value
 }
 
 /// A host with one VM's TAP in VLAN 100 and a trunk of this type on its end of the veth.
@@ -170,7 +170,7 @@ fn two_hosts_carry_a_vlan_over_a_wire_with_its_large_segments_whole() {
     assert!(lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_err());
     let stats = two.stats(true).unwrap();
     let uplink = stats.ports.iter().find(|p| p.port == "uplink").unwrap();
-    assert!(uplink.drops.iter().any(|(reason, n)| reason == "vlan-ingress" && *n > 0));
+    assert!(uplink.drops.iter().any(|drop| drop.name == "vlan-ingress" && drop.value > 0));
     one.shutdown().unwrap();
     two.shutdown().unwrap();
 }

@@ -1,19 +1,30 @@
 //! C2QoS Fig. 12, live: FTP servers and web servers behind one worker core.
 //!
-//! **Problem.** Two FTP servers (vsftpd; sold four parts each) send as fast as they are taken. Two
-//! web servers (nginx; one part each) come under pressure (wrk) for a while: many small frames.
+//! # Problem
 //!
-//! **Source.** C2QoS §VI-C and Fig. 12.
+//! Two FTP servers (vsftpd, four parts each) send as fast as their data is taken. Two web servers
+//! (nginx, one part each) are under pressure (wrk) for a while, which means many small frames.
 //!
-//! **Rule.** Namespaces and their programs have one core, see [`super::stage`]: the worker is
-//! capped to an 80th of its own, for every policy alike. Clients of all servers are behind one
-//! port, the stand-in of an uplink. What was sold comes from a calibration, FTP alone, unlimited:
-//! 90 % of the bits, or of the cycles, that FTP had. The clients' port (acknowledgements, requests)
-//! is never limited under `bps`; metered, it bought what it was measured to need, and goes first.
-//! *Native* is the web servers without FTP and without limits.
+//! # Source
 //!
-//! **Departures.** The paper's FTP servers sold 4 Gbit/s on a whole core, its web servers ran in
-//! VMs. **Cost.** About a minute.
+//! C2QoS §VI-C and Fig. 12.
+//!
+//! # Approach
+//!
+//! Namespaces and their programs have one core, see [`super::stage`]. The worker is capped to an
+//! 80th of its own core, for every policy alike. Clients of all servers are behind one port, which
+//! stands in for an uplink. A calibration, FTP alone and unlimited, decides what is sold: 90 % of
+//! the bits, or of the cycles, that FTP had. The clients' port (acknowledgements, requests) is
+//! never limited under `bps`. If it is metered, it bought what it was measured to need, and goes
+//! first. *Native* is the web servers without FTP and without limits.
+//!
+//! # Departures
+//!
+//! The paper's FTP servers sold 4 Gbit/s on a whole core, and its web servers ran in VMs.
+//!
+//! # Cost
+//!
+//! About a minute.
 
 use std::time::Duration;
 
@@ -29,11 +40,11 @@ use penstock_guest::bed::Bed;
 
 /// The worker's part of its core.
 const CORE_PART: f64 = 1.0 / 80.0;
-/// Sold of what was measured.
+/// Part of the measured capacity that is sold.
 const SOLD: f64 = 0.9;
-/// Parts of an FTP server, of a web server, of all four.
+/// Parts of an FTP server, of a web server, and of all four.
 const PARTS: [f64; 3] = [4.0, 1.0, 10.0];
-/// Between two readings.
+/// Time between two readings.
 const STEP: Duration = Duration::from_millis(250);
 /// Connections of each wrk.
 const CONNECTIONS: &str = "4";
@@ -46,9 +57,9 @@ const NET: &str = "net";
 #[derive(Debug, Clone, Copy)]
 struct Sale {
     capacity: f64,
-    /// Bits a second of both FTP servers.
+    /// Bits per second of both FTP servers.
     ftp_bps: f64,
-    /// Their share of the cycles; the rest is the clients'.
+    /// Their share of the cycles. The rest is the clients'.
     ftp_share: f64,
 }
 
@@ -82,7 +93,7 @@ impl Way {
             }
             Self::Cycles | Self::C2qos => {
                 let cycles = SOLD * sale.capacity * cycles_part(name, sale.ftp_share);
-                // FTP takes what it is given: it is held to what it bought, as in the paper.
+                // FTP takes all that it is given. It is limited to what it bought, as in the paper.
                 let ftp = FTP.contains(&name);
                 let policy = if ftp { Policy::Strict } else { Policy::Minmax };
                 let priority = match self {
@@ -111,22 +122,23 @@ fn cycles_part(name: &str, ftp_share: f64) -> f64 {
     if name == NET { 1.0 - ftp_share } else { ftp_share * part(name) }
 }
 
-/// What a run of one way found.
+/// Result of a run of one way.
 #[derive(Debug, Clone, Default)]
 struct Found {
-    /// FTP without and under pressure, bits a second.
+    /// FTP without and under pressure, in bits per second.
     ftp_bps: [f64; 2],
-    /// Responses: their percentiles in microseconds, 50, 99.
+    /// The 50th and 99th percentile of response times, in microseconds.
     us: [f64; 2],
-    /// Requests a second.
+    /// Requests per second.
     requests: f64,
     ftp_over_time: Vec<(f64, f64)>,
 }
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When a program is missing or fails.
+///
+/// Fails if a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (program, package) in
         [("vsftpd", "vsftpd"), ("nginx", "nginx-light"), ("wrk", "wrk"), ("curl", "curl")]
@@ -187,7 +199,7 @@ fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
     Ok(Sale { capacity, ftp_bps, ftp_share: ftp / (ftp + cycles(NET)) })
 }
 
-/// One way: FTP, then FTP under pressure; native: pressure alone.
+/// Runs one way: FTP, then FTP under pressure. *Native* has pressure alone.
 fn under(bed: &Bed, way: Way, sale: Sale, secs: f64) -> anyhow::Result<Found> {
     let mut stage = Stage::start(bed, way.name(), &way.plan(sale))?;
     serve(bed, &mut stage)?;
@@ -273,7 +285,7 @@ pub(super) fn web_configuration(dir: &str, files: &str, name: &str) -> String {
     )
 }
 
-/// A download from each FTP server that outlasts the run.
+/// Starts a download from each FTP server. It outlasts the run.
 fn download(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     for number in 0..FTP.len() {
         let url = format!("ftp://{}/big", Plan::ip(number));
@@ -282,7 +294,8 @@ fn download(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// 50th and 99th percentile in microseconds, and requests a second, of what wrk says.
+/// The 50th and 99th percentile in microseconds, and the requests per second, from the output of
+/// wrk.
 fn response_times(said: &str) -> Option<([f64; 2], f64)> {
     let after = |label: &str| {
         let line = said.lines().find_map(|line| line.trim_start().strip_prefix(label))?;

@@ -1,18 +1,28 @@
 //! C2QoS Fig. 10, live: four VMs with real programs, bandwidth by iperf3, latency by qperf.
 //!
-//! **Problem.** VM1 to VM4 bought 4, 4, 1 and 1 parts for 1024-byte frames. First VM1 and VM3 send
-//! TCP in such frames; then VM2 and VM4 send 64-byte frames (UDP) as well; then VM3 turns to them
-//! too. **Source.** C2QoS §VI-A and Fig. 10.
+//! # Problem
 //!
-//! **Rule.** As in [`super::applications`]: namespaces, a worker capped to a 25th of its core for
-//! every policy alike, one port for all servers. What is sold is calibrated within the run
-//! ([`super::bracket`]): before and after the neighbours' turns VM1 and VM3 send TCP alone, and
-//! what a bit of theirs costs then says how many bits the cycles that were sold are; under `bps`
-//! the limits are set anew by it. A noisy VM offers 40,000
-//! frames a second. VM1's latency is that of qperf's `tcp_lat`, alone in its VM; *native* is
-//! without neighbours, on the same switch. What a policy adds is compared with what `bps` adds.
+//! VM1 to VM4 bought 4, 4, 1 and 1 parts for 1024-byte frames. First VM1 and VM3 send TCP in such
+//! frames. Then VM2 and VM4 send 64-byte frames (UDP) as well. Then VM3 changes to 64-byte frames
+//! too.
 //!
-//! **Cost.** About two minutes.
+//! # Source
+//!
+//! C2QoS §VI-A and Fig. 10.
+//!
+//! # Approach
+//!
+//! As in [`super::applications`], the VMs are namespaces, the worker is capped to a 25th of its
+//! core for every policy alike, and all servers have one port. What is sold is calibrated within
+//! the run ([`super::bracket`]). Before and after the neighbours' turns VM1 and VM3 send TCP alone.
+//! The cost of one of their bits says how many bits the sold cycles are. Under `bps` the limits are
+//! set from it each time. A noisy VM offers 40,000 frames per second. VM1's latency is that of
+//! qperf's `tcp_lat`, alone in its VM. *Native* is without neighbours, on the same switch. What a
+//! policy adds is compared with what `bps` adds.
+//!
+//! # Cost
+//!
+//! About two minutes.
 
 use std::time::Duration;
 
@@ -30,33 +40,34 @@ use penstock_guest::bed::Bed;
 
 /// The worker's part of its core.
 const CORE_PART: f64 = 1.0 / 25.0;
-/// Sold of what was measured.
+/// Part of the measured capacity that is sold.
 const SOLD: f64 = 0.9;
-/// Between two readings.
+/// Time between two readings.
 const STEP: Duration = Duration::from_millis(250);
-/// The VMs and what each bought, of ten parts.
+/// The VMs, and the fraction that each bought.
 const VMS: [(&str, f64); 4] = [("vm1", 0.4), ("vm2", 0.4), ("vm3", 0.1), ("vm4", 0.1)];
-/// The servers' port, and its place.
+/// The servers' port, and its index in the plan.
 const NET: &str = "net";
 const NET_PLACE: usize = 4;
-/// TCP segments that make frames of 1024 bytes: less Ethernet with FCS, IP, TCP with time stamps.
+/// TCP segments that make frames of 1024 bytes: without Ethernet and FCS, IP, and TCP with time
+/// stamps.
 const SEGMENT: &str = "966";
-/// UDP payload of a 64-byte frame, and bits of 40,000 of them a second.
+/// UDP payload of a 64-byte frame, and bits per second of 40,000 such frames.
 const SMALL: [&str; 2] = ["18", "5760000"];
 
 /// What was measured of VM1 and VM3.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sale {
-    /// Cycles a second that the worker may spend.
+    /// Cycles per second that the worker may spend.
     capacity: f64,
-    /// Bits a second of both together, if they have all of it.
+    /// Bits per second of both together, if they have all the cycles.
     bps: f64,
-    /// Their share of the cycles; the rest is the servers'.
+    /// Their share of the cycles. The rest is the servers'.
     share: f64,
 }
 
 impl Sale {
-    /// By what they sent between readings, which may have been less than they could.
+    /// Calculated from what they sent between readings, which may be less than they could send.
     fn of(capacity: f64, readings: &[Reading]) -> anyhow::Result<Self> {
         let [first, .., last] = readings else { anyhow::bail!("no reading was made") };
         let cycles = |port: &str| last.per_second(first, port, "cycles");
@@ -66,7 +77,7 @@ impl Sale {
         Ok(Self { capacity, bps: sent * capacity / all, share: senders / all })
     }
 
-    /// What a VM with so much of ten parts bought, in bits a second.
+    /// What a VM with this fraction bought, in bits per second.
     fn bits(&self, part: f64) -> f64 {
         SOLD * self.bps * part
     }
@@ -134,22 +145,23 @@ impl Way {
 /// What one way showed.
 #[derive(Debug, Clone, Default)]
 struct Found {
-    /// What VM1 had of what it bought, in percent, in each phase: the ones in the middle of the
-    /// windows that were judged.
+    /// Percentage that VM1 had of what it bought, in each phase. These are the medians of the
+    /// judged windows.
     vm1_pct: [f64; 3],
-    /// Everybody's bits over time, of the last window that was judged.
+    /// Every VM's bits over time, of the last judged window.
     curves: Curves,
-    /// Microseconds of `tcp_lat`: native, beside neighbours.
+    /// Microseconds of `tcp_lat`: native, and with neighbours.
     us: [f64; 2],
 }
 
-/// Points of everybody's bits over time.
+/// Points of every VM's bits over time.
 type Curves = [Vec<(f64, f64)>; 4];
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When a program is missing or fails.
+///
+/// Fails if a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     needs("qperf", "qperf")?;
@@ -194,7 +206,7 @@ fn port(vm: &str, small: bool) -> String {
     format!("52{}{}", u8::from(small), &vm[2..])
 }
 
-/// A client of iperf3 in `vm`, in frames of 1024 bytes or of 64, that outlasts the run.
+/// An iperf3 client in `vm`, with frames of 1024 or 64 bytes. It outlasts the run.
 fn send(bed: &Bed, stage: &mut Stage, vm: &str, small: bool) -> anyhow::Result<()> {
     let server = Plan::ip(NET_PLACE).to_string();
     let port = port(vm, small);
@@ -207,7 +219,7 @@ fn send(bed: &Bed, stage: &mut Stage, vm: &str, small: bool) -> anyhow::Result<(
 
 /// Starts the servers and waits until they answer.
 fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
-    // An iperf3 serves one client at a time: one for each VM's TCP, one for its UDP.
+    // An iperf3 serves one client at a time, so each VM has one for its TCP and one for its UDP.
     for (vm, _) in VMS {
         for port in [port(vm, false), port(vm, true)] {
             stage.start_program(bed, NET, "iperf3", &["-s", "-p", &port])?;
@@ -217,7 +229,7 @@ fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     stage.await_tcp("vm1", NET_PLACE, 19765)
 }
 
-/// VM1 and VM3 in frames of 1024 bytes, without limits.
+/// VM1 and VM3 send frames of 1024 bytes, without limits.
 fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
     let free = Sale { capacity, ..Sale::default() };
     let mut stage = Stage::start(bed, Way::Free.name(), &Way::Free.plan(free))?;
@@ -253,8 +265,8 @@ fn under(
     if let Some(last) = judged.into_iter().last() {
         found.curves = last.found.curves;
     }
-    // All neighbours at their small frames, as in the last phase; VM1's own would be what its
-    // latency waits for.
+    // All neighbours send small frames, as in the last phase. VM1 does not, because its latency
+    // probe would wait for its own frames.
     stage.end_programs(small);
     stage.end_programs(vm1..vm1 + 1);
     for vm in ["vm2", "vm3", "vm4"] {
@@ -272,17 +284,17 @@ struct Calm {
     readings: Vec<Reading>,
 }
 
-/// The neighbours' turn to small frames.
+/// The neighbours have changed to small frames.
 #[derive(Debug, Clone)]
 struct Noisy {
-    /// VM1's bits a second with VM2 and VM4, and with VM3 as well.
+    /// VM1's bits per second with VM2 and VM4, and with VM3 as well.
     vm1_bps: [f64; 2],
     curves: Curves,
-    /// Share of the time that the worker waited for its core.
+    /// Share of the time for which the worker waited for its core.
     waited: f64,
 }
 
-/// The three phases by turns: the first is the calibration.
+/// The three phases by turns. The first is the calibration.
 #[derive(Debug)]
 struct Phases<'a> {
     bed: &'a Bed,
@@ -295,7 +307,7 @@ struct Phases<'a> {
 }
 
 impl Phases<'_> {
-    /// A third of the time to settle, the rest measured.
+    /// Waits a third of the time for the rates to settle, and measures for the rest.
     fn watch(&mut self) -> anyhow::Result<Vec<Reading>> {
         let settle = self.stage.watch(self.secs / 3.0, STEP)?;
         let mut readings = self.stage.watch(self.secs, STEP)?;
@@ -350,16 +362,16 @@ impl Turns for Phases<'_> {
     }
 }
 
-/// What VM1 had of what it bought, in each phase.
+/// Percentage that VM1 had of what it bought, in each phase.
 fn percent_of_bought(way: Way, judged: &Judged<Calm, Noisy>) -> [f64; 3] {
     let [before, after] = [&judged.before, &judged.after].map(|calm| calm.sale.bits(VMS[0].1));
-    // Bits were sold by the calibration before; cycles are what they are worth at the moment.
+    // Bits were sold by the calibration before. Cycles are worth what they buy at the moment.
     let bought = if way == Way::Bps { before } else { f64::midpoint(before, after) };
     let [second, third] = judged.found.vm1_bps;
     [judged.before.vm1_bps, second, third].map(|bps| 100.0 * bps / bought)
 }
 
-/// Readings of the phases, one behind the other.
+/// Joins the readings of the phases.
 fn curves(phases: [&[Reading]; 3]) -> Curves {
     let mut curves = Curves::default();
     for ((vm, _), curve) in VMS.iter().zip(&mut curves) {
@@ -372,7 +384,7 @@ fn curves(phases: [&[Reading]; 3]) -> Curves {
     curves
 }
 
-/// VM1's latency by qperf.
+/// VM1's latency, measured by qperf.
 fn latency(bed: &Bed, stage: &mut Stage, secs: f64) -> anyhow::Result<f64> {
     let server = Plan::ip(NET_PLACE).to_string();
     let time = format!("{:.0}", secs.max(1.0));

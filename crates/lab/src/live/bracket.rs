@@ -1,22 +1,33 @@
 //! A window between two calibrations: figures on a machine whose speed changes.
 //!
-//! **Problem.** On a shared host a frame costs up to three times as much from one second to the
-//! next. What was calibrated before a run, and sold by that, is wrong in it: then a victim that has
+//! # Problem
+//!
+//! On a shared host a frame costs up to three times as much from one second to the next. A
+//! calibration before a run, and what is sold by it, is then wrong in the run. A victim that has
 //! all it bought seems to have lost half.
 //!
-//! **Rule.** Short windows by turns: calibrate, measure, calibrate (A B A). A window is judged by
-//! the two calibrations around it if both found the same speed within some per cent, nobody waited
-//! for a core, and the generator was not what was short. Else it is taken again, a few times as
-//! often as wanted at most ([`Rule`]). The second calibration of a window is the first of the next.
+//! # Approach
 //!
-//! **What is told.** Of every figure how many windows were judged, how many repeated and why, and
-//! how many could not be had. What could not be had is not measured, and no claim on it holds.
+//! Short windows alternate with calibrations: calibrate, measure, calibrate (A B A). A window is
+//! judged by the two calibrations around it if three conditions hold. Both found the same speed
+//! within a few percent. Neither the worker nor the generator waited for its core. The generator
+//! was not the bottleneck. Otherwise the window is repeated, at most a few times as often as wanted
+//! ([`Rule`]). The second calibration of a window is the first of the next.
 //!
-//! **Example.** Calibrations of 5.0, 5.1, 2.1, 2.0 M frames/s around three windows: the first and
-//! the third are judged, by 5.05 and 2.05; the second, during which the machine changed, is not.
+//! # Report
 //!
-//! **Limit.** A machine that changes and changes back within one window is not noticed; that is
-//! why windows are short, and a case's value is the one in the middle of several.
+//! Each figure reports how many windows were judged, how many were repeated and why, and how many
+//! are missing. A missing window is not measured, and no claim on it holds.
+//!
+//! # Example
+//!
+//! Calibrations of 5.0, 5.1, 2.1, 2.0 M frames/s surround three windows. The first and the third
+//! are judged, by 5.05 and 2.05. The second is not, because the machine changed during it.
+//!
+//! # Limits
+//!
+//! A machine that changes and changes back within one window is not noticed. Therefore windows are
+//! short, and a case's value is the median of several.
 
 use serde_json::{Value, json};
 
@@ -28,28 +39,29 @@ use penstock_guest::load::Rate;
 /// When a window is judged.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rule {
-    /// Two calibrations agree if one is at most so much over the other.
+    /// Largest relative difference of two calibrations that agree: the larger one over the smaller,
+    /// minus 1.
     pub agree: f64,
-    /// Windows taken for one that is wanted, at most.
+    /// Largest number of windows taken for each wanted window.
     pub tries: u32,
     /// Whether a window is judged although a core was waited for or the generator was short.
     pub rough: bool,
 }
 
-/// For load of ours, whose calibrations scatter by a per cent.
+/// For our own load. Its calibrations scatter by one percent.
 pub(crate) const LOAD: Rule = Rule { agree: 0.04, tries: 6, rough: false };
-/// For real programs: TCP takes its time, and scatters.
+/// For real programs. TCP is slow to settle, and scatters.
 pub(crate) const PROGRAMS: Rule = Rule { agree: 0.08, tries: 3, rough: false };
 
-/// Share of a window that worker or generator may have waited for its core.
+/// Largest share of a window for which worker or generator may wait for its core.
 pub(crate) const WAITED: f64 = 0.03;
-/// A sender published less than this part of what was due: something kept it.
+/// A sender that published less than this part of what was due was held up.
 const PUBLISHED: f64 = 0.97;
-/// That was the switch if its ring was full in this share of the turns at least; of the turns that
-/// the missing frames make up, if it did not send all that it could.
+/// The switch held it up if its ring was full in at least this share of the turns. If the sender
+/// did not send all that it could, the share is of the turns that the missing frames make up.
 const RING_FULL: f64 = 0.5;
 
-/// Why a window was taken again.
+/// Why a window was repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Doubt {
     /// The calibrations around it differ.
@@ -80,38 +92,36 @@ impl Doubt {
     }
 }
 
-/// What is done by turns.
+/// What alternates: calibrations and windows.
 pub(crate) trait Turns {
-    /// What a calibration finds.
+    /// Result of a calibration.
     type Speed: Clone;
-    /// What a window finds.
+    /// Result of a window.
     type Found;
-    /// Calibrates.
     fn calibrate(&mut self) -> anyhow::Result<Self::Speed>;
-    /// Measures, by what was calibrated right before.
+    /// Measures a window, using the calibration right before it.
     fn measure(&mut self, by: &Self::Speed) -> anyhow::Result<Self::Found>;
-    /// The number that two calibrations must agree in.
+    /// The number in which two calibrations must agree.
     fn speed(of: &Self::Speed) -> f64;
-    /// Why a calibration, by itself, is not to be relied on.
+    /// Why a calibration is unreliable on its own.
     fn doubt_speed(_: &Self::Speed) -> Option<Doubt> {
         None
     }
-    /// Why a window, by itself, is not to be relied on.
+    /// Why a window is unreliable on its own.
     fn doubt(found: &Self::Found) -> Option<Doubt>;
 }
 
-/// A window that is judged, and the calibrations around it.
+/// A judged window, and the calibrations around it.
 #[derive(Debug, Clone)]
 pub(crate) struct Judged<S, F> {
-    /// Right before.
+    /// The calibration right before.
     pub before: S,
-    /// The window.
     pub found: F,
-    /// Right after.
+    /// The calibration right after.
     pub after: S,
 }
 
-/// How it went.
+/// Counts of judged, repeated and missing windows.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tally {
     judged: u32,
@@ -121,34 +131,34 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Windows that were taken again.
+    /// Number of windows that were repeated.
     pub fn repeated(&self) -> u32 {
         self.repeated.iter().sum()
     }
 
-    /// So many of the windows that were given up are tried once more.
+    /// Tries `windows` of the windows that were given up once more.
     pub fn try_again(&mut self, windows: u32) {
         self.missing = self.missing.saturating_sub(windows);
     }
 
-    /// So many windows that were wanted are not tried again.
+    /// Gives up `windows` of the wanted windows.
     pub fn give_up(&mut self, windows: u32) {
         self.missing += windows;
     }
 
-    /// Windows that were judged.
+    /// Number of windows that were judged.
     pub fn judged(&self) -> u32 {
         self.judged
     }
 
-    /// Why windows were taken again, each reason a clause with the number of times.
+    /// Why windows were repeated: for each reason a clause with the count.
     pub fn clauses(&self) -> Vec<String> {
         let all = Doubt::ALL.into_iter().zip(self.repeated).filter(|(_, count)| *count > 0);
         let times = |count| if count == 1 { "once".to_owned() } else { format!("{count} times") };
         all.map(|(doubt, count)| format!("{} ({})", doubt.sentence(), times(count))).collect()
     }
 
-    /// Adds another's.
+    /// Adds another tally.
     pub fn add(&mut self, other: &Self) {
         self.judged += other.judged;
         self.missing += other.missing;
@@ -156,7 +166,7 @@ impl Tally {
         self.speeds.extend(&other.speeds);
     }
 
-    /// What is shown beside a figure's claims: a claim without a band promises nothing.
+    /// Claims that are shown with a figure's own. A claim without a band promises nothing.
     pub fn claims(&self) -> [Claim; 3] {
         [
             ("windows_judged", "Windows judged by the calibrations around them.", self.judged),
@@ -175,7 +185,7 @@ impl Tally {
         .map(|(id, what, count)| Claim::new(id, what, "windows").measured(f64::from(count)))
     }
 
-    /// For the outcome; `unit` is that of the speed.
+    /// The report for the outcome. `unit` is the unit of the speed.
     pub fn told(&self, unit: &str) -> Value {
         let mut why = serde_json::Map::new();
         for (doubt, count) in Doubt::ALL.into_iter().zip(self.repeated) {
@@ -201,7 +211,7 @@ impl Rule {
     }
 }
 
-/// Why a calibration is not to be relied on: it says so, or it found nothing at all.
+/// Why a calibration is unreliable: it says so, or it found nothing at all.
 fn doubt_speed<T: Turns>(of: &T::Speed, rule: Rule) -> Option<Doubt> {
     let speed = T::speed(of);
     let none = !speed.is_finite() || speed <= 0.0;
@@ -224,7 +234,7 @@ pub(crate) fn judge<T: Turns>(
             break;
         }
         if let Some(doubt) = doubt_speed::<T>(&before, rule) {
-            // Nothing can be sold by it.
+            // Nothing can be sold by this calibration.
             tally.repeated[doubt as usize] += 1;
             before = turns.calibrate()?;
             tally.speeds.push(T::speed(&before));
@@ -252,7 +262,7 @@ pub(crate) fn judge<T: Turns>(
     Ok(judged)
 }
 
-/// Why a window under these offers, by name, is not to be relied on.
+/// Why a window under these offers, by name, is unreliable.
 pub(crate) fn doubt(window: &Window, offers: &[(String, Offer)]) -> Option<Doubt> {
     if window.wait() > WAITED {
         return Some(Doubt::WaitedForCore);
@@ -267,7 +277,7 @@ pub(crate) fn doubt(window: &Window, offers: &[(String, Offer)]) -> Option<Doubt
             Rate::Frames(due) => due,
             Rate::Bits(due) => due / (f64::from(offer.size) * 8.0),
         };
-        // A ring that empties a tenth more slowly than it is filled is full a tenth of the time.
+        // If a ring empties a tenth more slowly than it is filled, it is full a tenth of the time.
         let missing = 1.0 - sent.offered_pps / due.max(1.0);
         missing > 1.0 - PUBLISHED && sent.full < RING_FULL * missing
     };
@@ -279,7 +289,7 @@ mod tests {
     use super::*;
     use crate::rig::fleet::Sent;
 
-    /// A machine whose speeds are given; a window finds the speed before it.
+    /// A simulated machine with given speeds. A window finds the speed before it.
     struct Machine {
         speeds: std::collections::VecDeque<f64>,
         doubtful: Vec<f64>,

@@ -1,11 +1,16 @@
 //! What arrives in a VM's namespace, and when: tcpdump's capture, read back.
 //!
-//! **Source.** The format is that of `pcap-savefile(5)`: a header of 24 bytes that begins with a
-//! magic number (nanoseconds: a1b23c4d, in the byte order of who wrote it); then for each frame
-//! seconds, nanoseconds, captured and true length, four bytes each, and what was captured.
-//! **Rule.** Times are the kernel's, taken when the frame reaches the namespace's stack: after our
-//! switch, its ring and the endpoint's write, before any program there. A capture that missed
-//! frames is an error.
+//! # Source
+//!
+//! The format is that of `pcap-savefile(5)`. A header of 24 bytes begins with a magic number. For
+//! nanoseconds it is a1b23c4d, in the byte order of the writer. Each frame has seconds,
+//! nanoseconds, captured length and true length, of four bytes each, and then the captured bytes.
+//!
+//! # Approach
+//!
+//! Times are the kernel's, taken when the frame reaches the namespace's stack. At that moment it
+//! has passed our switch, its ring and the endpoint's write, but no program there. A capture that
+//! missed frames is an error.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,28 +21,28 @@ use penstock_units::Nanos;
 use super::stage::Stage;
 use penstock_guest::bed::Bed;
 
-/// Nanoseconds, in the byte order of x86 and ARM.
+/// Magic number for nanoseconds, in the byte order of x86 and ARM.
 const MAGIC: u32 = 0xa1b2_3c4d;
 const FILE_HEADER: usize = 24;
 const FRAME_HEADER: usize = 16;
 /// Bytes of a frame that are kept: all headers.
 const KEPT: &str = "128";
-/// How long until tcpdump listens.
+/// Longest time until tcpdump listens.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// A frame as it came.
+/// A captured frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Captured {
-    /// Since 1970.
+    /// Time since 1970.
     pub at: Nanos,
-    /// All of its bytes, without FCS.
+    /// Length of the whole frame, without FCS.
     pub bytes: u32,
-    /// Its first ones.
+    /// The frame's first bytes.
     pub head: Vec<u8>,
 }
 
 impl Captured {
-    /// The IPv4 header's payload with its protocol, and how long it was in all.
+    /// The IPv4 protocol, the captured payload, and the length of the whole payload.
     pub fn ipv4(&self) -> Option<(u8, &[u8], usize)> {
         let packet = self.head.get(14..)?;
         if self.head.get(12..14)? != [8, 0] {
@@ -49,7 +54,7 @@ impl Captured {
     }
 }
 
-/// A capture that goes on.
+/// A capture that is running.
 #[derive(Debug)]
 pub(super) struct Capture {
     program: usize,
@@ -58,12 +63,12 @@ pub(super) struct Capture {
 
 impl Capture {
     /// Captures what comes to and goes from the namespace of `vm` and matches `filter`, in
-    /// tcpdump's words.
+    /// tcpdump's syntax.
     pub fn start(bed: &Bed, stage: &mut Stage, vm: &str, filter: &str) -> anyhow::Result<Self> {
         let file = stage.dir().join(format!("capture-{}.pcap", stage.programs()));
         let to = file.display().to_string();
         let words = ["-i", "eth0", "-n", "-p", "-Z", "root", "-s", KEPT, "-B", "16384"];
-        // Immediate: what it has not yet looked at when it ends would be lost.
+        // In immediate mode, nothing is lost that tcpdump has not yet read when it ends.
         let file_words = ["--immediate-mode", "--time-stamp-precision=nano", "-w", &to, filter];
         let words = [&words[..], &file_words].concat();
         let program = stage.start_program(bed, vm, "tcpdump", &words)?;
@@ -71,7 +76,7 @@ impl Capture {
         Ok(Self { program, file })
     }
 
-    /// Ends it: the file, and what was captured.
+    /// Ends the capture. Returns the file and the captured frames.
     pub fn end(self, stage: &mut Stage) -> anyhow::Result<(PathBuf, Vec<Captured>)> {
         stage.end_programs(self.program..self.program + 1);
         let said = stage.said(self.program)?;
@@ -83,7 +88,7 @@ impl Capture {
     }
 }
 
-/// The frames in a file; none if it is no whole capture.
+/// The frames in a file. `None` if it is no complete capture.
 fn read(file: &[u8]) -> Option<Vec<Captured>> {
     let word =
         |bytes: &[u8], at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));

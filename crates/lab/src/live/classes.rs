@@ -1,27 +1,38 @@
-//! C2QoS Fig. 3 and Fig. 11 (c), live: what a frame waits on a core that is full.
+//! C2QoS Fig. 3 and Fig. 11 (c), live: how long a frame waits on a core that is full.
 //!
-//! **Problem.** In turn (`round-robin`) every VM waits for every other VM's batch, whatever it
-//! bought. With classes (`hbs`) and cycles (`cycles-minmax`) a VM that stays within what it bought
-//! waits for the batch that is under way and for those before it.
+//! # Problem
 //!
-//! **Source.** C2QoS §II-C and Fig. 3; §IV-B and Fig. 11 (c).
+//! Under `round-robin` every VM waits for every other VM's batch, whatever it bought. With classes
+//! (`hbs`) and cycles (`cycles-minmax`) a VM that stays within what it bought waits for two things:
+//! the current batch, and the batches before its own.
 //!
-//! **Rule, Fig. 11.** 16 senders, four in each of four classes, sold 8 : 4 : 2 : 1 of the core,
-//! together 90 %. The four of the first class and one of each other class send 512-byte frames at
-//! 55 % of what they bought, stamped; the other nine flood with 1518-byte frames, so that the core
-//! is full. A VM that sends more than it bought waits behind its own frames, in any class; so
-//! latency is measured of those that do not. *Uncontended* is the first class alone, under the same
-//! load of its own. A *worst batch* is 32 frames of 1518 bytes at the cost that was measured.
+//! # Source
 //!
-//! Each window on a full core stands between two calibrations ([`super::bracket`]): what a small
-//! and a large frame cost, and the first class alone, at the load that this cost makes 55 %. So
-//! what is compared is of the same second, and windows in which the machine changed are told and
-//! not counted.
+//! C2QoS §II-C and Fig. 3; §IV-B and Fig. 11 (c).
 //!
-//! **Rule, Fig. 3.** One VM sends 20,000 frames of 512 bytes a second, the others flood with
-//! 1518-byte frames: 1, 4, 8, 16 VMs in all.
+//! # Approach for Fig. 11
 //!
-//! **Cost.** About 20 windows of 0.5 s, each with a calibration of as much, in quiet.
+//! There are 16 senders, four in each of four classes. They are sold 8 : 4 : 2 : 1 of the core,
+//! together 90 %. The four of the first class and one of each other class are measured. They send
+//! stamped 512-byte frames at 55 % of what they bought. The other nine flood with 1518-byte frames,
+//! so that the core is full. A VM that sends more than it bought waits behind its own frames, in
+//! any class. So latency is measured only of VMs that send less. *Uncontended* is the first class
+//! alone, under the same load of its own. A *worst batch* is 32 frames of 1518 bytes at the
+//! measured cost.
+//!
+//! Each window on a full core stands between two calibrations ([`super::bracket`]). A calibration
+//! measures what a small and a large frame cost, and the first class alone, at the load that is 55
+//! % by this cost. So compared values are of the same second. Windows in which the machine changed
+//! are reported and not counted.
+//!
+//! # Approach for Fig. 3
+//!
+//! One VM sends 20,000 frames of 512 bytes per second. The others flood with 1518-byte frames.
+//! There are 1, 4, 8, 16 VMs in all.
+//!
+//! # Cost
+//!
+//! About 20 windows of 0.5 s, each with a calibration of the same length, on a quiet machine.
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -38,25 +49,25 @@ use penstock_guest::load::Rate;
 /// Classes, and senders in each.
 const CLASSES: u8 = 4;
 const IN_CLASS: u8 = 4;
-/// Frame size of those that are measured, and of those that flood.
+/// Frame size of the measured VMs, and of those that flood.
 const PROBE: u16 = 512;
 const BULK: u16 = 1518;
-/// Sold of the core.
+/// Part of the core that is sold.
 const SOLD: f64 = 0.9;
-/// What those that are measured offer of what they bought.
+/// What the measured VMs offer, as a fraction of what they bought.
 const OFFERED: f64 = 0.55;
 /// Frames of a batch.
 const BATCH: f64 = 32.0;
-/// A window in which a frame's cost is measured.
+/// The window in which a frame's cost is measured.
 const COST: Span = Span { warm: 0.02, secs: 0.08, parts: 2 };
-/// Seconds of load before the counting starts.
+/// Seconds of load before counting starts.
 const WARM_SECS: f64 = 0.1;
-/// Of Fig. 3: frames a second of the VM that is measured.
+/// Fig. 3: frames per second of the measured VM.
 const PROBE_PPS: f64 = 20_000.0;
-/// Of Fig. 3: VMs in all.
+/// Fig. 3: VMs in all.
 const VMS: [u8; 4] = [1, 4, 8, 16];
 
-/// What one VM of a class bought, in parts of the core.
+/// What one VM of a class bought, as a fraction of the core.
 fn part(class: u8) -> f64 {
     let parts = |class: u8| f64::from(1_u8 << (CLASSES - class));
     let all: f64 = (1..=CLASSES).map(parts).sum::<f64>() * f64::from(IN_CLASS);
@@ -67,7 +78,7 @@ fn name(class: u8, number: u8) -> String {
     format!("class{class}-vm{number}")
 }
 
-/// Whether it stays within what it bought, and is measured.
+/// Whether the VM stays within what it bought, and is measured.
 fn is_measured(class: u8, number: u8) -> bool {
     class == 1 || number == 1
 }
@@ -76,7 +87,7 @@ fn senders() -> impl Iterator<Item = (u8, u8)> {
     (1..=CLASSES).flat_map(|class| (1..=IN_CLASS).map(move |number| (class, number)))
 }
 
-/// 16 senders and a sink for each class.
+/// 16 senders, and a sink for each class.
 fn plan(schedule: &str, bound: impl Fn(u8) -> Bound) -> Plan {
     let mut vms: Vec<Vm> = senders()
         .map(|(class, number)| {
@@ -102,7 +113,7 @@ fn free(schedule: &str) -> Plan {
     plan(schedule, |_| Bound::default())
 }
 
-/// The subjects: ours with and without classes, the peer.
+/// The subjects: ours with and without classes, and the peer.
 #[derive(Debug)]
 struct Subjects {
     bed: Bed,
@@ -161,7 +172,7 @@ fn costs(bed: &Bed, rig: &mut Rig) -> anyhow::Result<(Capacity, Capacity)> {
     Ok((cost(PROBE)?, cost(BULK)?))
 }
 
-/// What a calibration finds.
+/// Result of a calibration.
 #[derive(Debug, Clone)]
 struct Alone {
     probe: Capacity,
@@ -171,11 +182,11 @@ struct Alone {
     doubt: Option<Doubt>,
 }
 
-/// Windows on a full core, by turns with calibrations.
+/// Windows on a full core that alternate with calibrations.
 #[derive(Debug)]
 struct Rounds<'a> {
     subjects: &'a mut Subjects,
-    /// Of the subjects.
+    /// Index of the subject.
     nth: usize,
     secs: f64,
 }
@@ -202,7 +213,7 @@ impl Turns for Rounds<'_> {
         let rig = [Some(c2qos), Some(in_turn), peer.as_mut()].into_iter().nth(self.nth).flatten();
         let rig = rig.context("no such subject")?;
         let window = rig.awake(|rig| rig.once(bed, &all, span))?;
-        // The core is to be full: by whom does not matter, so one that floods will do.
+        // The core must be full. It does not matter which VM fills it, so one flooding VM suffices.
         let fullest = |a: &&(String, Offer), b: &&(String, Offer)| {
             let full = |name: &str| window.sender(name).map_or(0.0, |sent| sent.full);
             full(&a.0).total_cmp(&full(&b.0))
@@ -239,7 +250,7 @@ fn window(
 /// The subjects in the order of their turns.
 const SUBJECTS: [&str; 3] = ["c2qos", "round-robin", OVS_DPDK];
 
-/// The percentiles that are told.
+/// The percentiles that are reported.
 const PERCENTILES: [f64; 3] = [50.0, 99.0, 99.9];
 
 fn told(times: &Times, tsc_hz: f64) -> Value {
@@ -301,7 +312,7 @@ impl Found {
     }
 }
 
-/// What one subject showed in the windows that were judged.
+/// What one subject showed in the judged windows.
 #[derive(Debug, Clone, Default)]
 struct Seen {
     /// The first class alone, around those windows.
@@ -333,7 +344,8 @@ impl Seen {
 /// Runs Fig. 11 (c).
 ///
 /// # Errors
-/// When a switch cannot be started or fails.
+///
+/// Fails if a switch cannot be started or fails.
 pub(crate) fn fig11(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (secs, wanted) = (context.live.secs.unwrap_or(0.5), context.live.runs.unwrap_or(5));
     let mut subjects = Subjects::start(context)?;
@@ -390,8 +402,8 @@ fn note(outcome: &mut Outcome, name: &str, window: &Window, hz: f64) -> anyhow::
     Ok(())
 }
 
-/// The worst case of each class in microseconds, as `penstock explain` prints it; asked just after
-/// a window, because without a cost model it goes by what frames cost in the last seconds.
+/// The worst case of each class in microseconds, as `penstock explain` prints it. It must be read
+/// just after a window. Without a cost model, `explain` uses what frames cost in the last seconds.
 fn bounds(subjects: &mut Subjects) -> anyhow::Result<Vec<f64>> {
     subjects.c2qos.awake(|rig| {
         let of = |class| {
@@ -461,12 +473,12 @@ fn conclude_fig11(outcome: &mut Outcome, seen: &[Seen], bounds: &[f64]) {
     );
 }
 
-/// What took less than nothing took nothing; NaN stays.
+/// Replaces a negative time by zero. NaN stays.
 fn not_below_0(value: f64) -> f64 {
     if value < 0.0 { 0.0 } else { value }
 }
 
-/// The larger one; NaN if one of them is.
+/// The larger value, or NaN if one of them is NaN.
 fn nan_max(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
@@ -474,7 +486,8 @@ fn nan_max(a: f64, b: f64) -> f64 {
 /// Runs Fig. 3.
 ///
 /// # Errors
-/// When a switch cannot be started or fails.
+///
+/// Fails if a switch cannot be started or fails.
 pub(crate) fn fig3(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (secs, runs) = (context.live.secs.unwrap_or(0.6), context.live.runs.unwrap_or(3));
     let mut subjects = Subjects::start(context)?;
@@ -489,7 +502,7 @@ pub(crate) fn fig3(context: &Context<'_>) -> anyhow::Result<Outcome> {
         for (at, vms) in VMS.into_iter().enumerate() {
             let offers: Vec<_> = all
                 .iter()
-                // The first class's others stay silent as long as there are lower ones.
+                // The other VMs of the first class stay silent as long as there are lower classes.
                 .filter(|(class, number)| *class > 1 || *number == 1)
                 .chain(all.iter().filter(|(class, number)| *class == 1 && *number > 1))
                 .take(usize::from(vms))
@@ -551,7 +564,7 @@ fn conclude_fig3(outcome: &mut Outcome, found: &[Vec<Found>], with_peer: bool) {
     ));
 }
 
-/// The bound of a VM's class in what `penstock explain VM --json` answers, in microseconds.
+/// The bound of a VM's class in the output of `penstock explain VM --json`, in microseconds.
 fn explained_bound_us(answer: &str) -> Option<f64> {
     fn find(of: &serde_json::Value) -> Option<f64> {
         let units = [("bound_ns", 1e-3), ("bound_us", 1.0), ("bound_ms", 1e3), ("bound_s", 1e6)];
@@ -583,7 +596,8 @@ mod tests {
 
     #[test]
     fn the_first_class_bought_more_than_a_turn_gives() {
-        // Else it would have no queue of its own under round-robin, and nothing would be shown.
+        // Otherwise the first class would have no backlog under round-robin, and nothing would be
+        // shown.
         assert!(OFFERED * part(1) > 1.0 / f64::from(CLASSES * IN_CLASS));
     }
 

@@ -1,22 +1,36 @@
 //! The story that `make demo` tells: a victim and a noisy neighbour, twice.
 //!
-//! **Problem.** Two VMs are sold the switch's core, the *victim* four fifths of what was sold, and
-//! behave. Then the neighbour floods: 64-byte frames of 100,000 flows, as fast as its ring takes
-//! them. **Source.** C2QoS §II-B and Fig. 1, as in [`super::noisy`], whose VMs and sale these are.
-//! **What is compared.** The same under `bps` policing with round-robin, and under cycle buckets
-//! with batch scheduling: the victim is to keep what it bought.
+//! # Problem
 //!
-//! **Rule.** As there: each window stands between two short calibrations, by which it is judged,
-//! and is taken again if the machine changed meanwhile. The picture shows the judged ones in a row,
-//! and what the victim had bought at each moment: C2QoS sold it cycles, which are more or fewer
-//! bits as the machine is quick or slow.
+//! Two VMs buy the switch's core. The *victim* buys four fifths of what is sold, and both behave.
+//! Then the neighbour floods: it sends 64-byte frames of 100,000 flows, as fast as its ring takes
+//! them.
 //!
-//! **A disturbed machine.** Windows that cannot be had are tried again with twice the length, in
-//! which a short disturbance weighs less. If there are still too few, the life is lived again, its
-//! worker capped to half as much, so that it can spend it although it loses its core now and then,
-//! and long windows count as they come: their numbers are *rough*. [`super::demo_story`] makes
-//! sentences of what there is. **Cost.** Under a minute on a machine that is quiet, four minutes at
-//! most.
+//! # Source
+//!
+//! C2QoS §II-B and Fig. 1. The VMs and what they buy are those of [`super::noisy`].
+//!
+//! # Approach
+//!
+//! The same load runs under `bps` policing with round-robin, and under cycle buckets with batch
+//! scheduling. The question is whether the victim keeps what it bought.
+//!
+//! As in [`super::noisy`], each window lies between two short calibrations, which judge it. It is
+//! repeated if the machine changed meanwhile. The picture shows the judged windows in a row, and
+//! what the victim had bought at each moment. C2QoS sold it cycles, which are more or fewer bits as
+//! the machine is fast or slow.
+//!
+//! # A disturbed machine
+//!
+//! A window that fails is repeated with twice the length, in which a short disturbance weighs less.
+//! If there are still too few windows, the life is repeated with the worker capped to half as much.
+//! The worker can then spend its cap although it loses its core now and then. Long windows then
+//! count as they come, and their numbers are *rough*. [`super::demo_story`] makes sentences of the
+//! results.
+//!
+//! # Cost
+//!
+//! Under a minute on a quiet machine, four minutes at most.
 
 use serde_json::json;
 
@@ -28,43 +42,45 @@ use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
 use crate::rig::platform;
 use penstock_guest::bed::Bed;
 
-/// Seconds of a window, and windows before and after the flood begins.
+/// Seconds of a window, and the number of windows before and after the flood begins.
 const SECS: f64 = 0.5;
 const WINDOWS: u32 = 6;
-/// Windows that are taken in a row before it is seen whether there is any use.
+/// Number of windows in a row, after which the run decides whether to go on.
 const ROW: u32 = 2;
-/// How a life is lived, first so, and again otherwise if that yields too few windows.
+/// Ways to run a life. The second is used if the first yields too few windows.
 const WAYS: [Way; 2] = [
     Way { core_part: noisy::CORE_PART, lengths: &[1.0, 2.0], rule: RULE },
     Way { core_part: noisy::CORE_PART / 2.0, lengths: &[4.0], rule: ROUGH },
 ];
 const RULE: Rule = Rule { agree: 0.04, tries: 3, rough: false };
-/// Calibrations may be apart as far as a machine changes that others use as well.
+/// Lets calibrations differ as much as they do on a machine that others also use.
 const ROUGH: Rule = Rule { agree: 1.0, tries: 2, rough: true };
-/// Our switch's two lives: name of the subject, and in the picture.
+/// The two lives of our switch: name of the subject, and its title in the picture.
 const LIVES: [(&str, &str); 2] = [("bps", "bps policing"), ("c2qos", "C2QoS")];
 const VMS: [(&str, &str); 2] = [("victim", "victim"), ("noisy1", "neighbour")];
 const BOUGHT: &str = "bought by the victim";
-/// In the legend; both ways of limiting sell it parts of what the core is found to carry.
+/// The label in the legend. Both ways of limiting sell the victim parts of what the core is found
+/// to carry.
 const BOUGHT_LABEL: &str = "bought by the victim (moves with the core's speed)";
 const TIME: &str = "seconds of measurement (what lies between is cut out)";
 /// What happens in each life.
 const FLOODS: &str = "the neighbour floods";
 
-/// How a life is lived.
+/// How a life is run.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     /// Part of its core that the worker may spend.
     core_part: f64,
-    /// Lengths of windows, in units of the wanted one.
+    /// Lengths of windows, as multiples of the normal length.
     lengths: &'static [f64],
     rule: Rule,
 }
 
-/// Runs it.
+/// Runs the demo.
 ///
 /// # Errors
-/// When a switch cannot be started or fails.
+///
+/// Fails if a switch cannot be started or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let windows = (context.live.secs.unwrap_or(SECS), context.live.runs.unwrap_or(WINDOWS));
@@ -92,7 +108,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// One life of our switch, lived until there is enough to tell.
+/// Repeats one life of our switch until there is enough to tell.
 fn live(
     (context, bed): (&Context<'_>, &Bed),
     (name, title): (&'static str, &str),
@@ -101,7 +117,7 @@ fn live(
 ) -> anyhow::Result<Life> {
     eprintln!("{title}: both behave; then the neighbour floods 64 B frames of 100,000 flows");
     let enough = ENOUGH.min(usize::try_from(windows.1)?);
-    // Where load and switch share a core, no window is undisturbed.
+    // If load and switch share a core, no window is undisturbed.
     let ways = if conditions.one_core { &WAYS[1..] } else { &WAYS[..] };
     let mut life = Life::default();
     for (nth, way) in ways.iter().enumerate() {
@@ -112,7 +128,7 @@ fn live(
         let mut subject = noisy::ours(bed, name, (1, way.core_part))?;
         let told = (context, title, done);
         let lived = once((told, bed), &mut subject, way, windows)?;
-        // A daemon ends when it runs.
+        // A stopped daemon cannot exit.
         subject.rig.switch.resume()?;
         conditions.tally.add(&subject.tally);
         conditions.waits.append(&mut subject.waits);
@@ -126,7 +142,8 @@ fn live(
     Ok(life)
 }
 
-/// One life, both behaving and then the flood; the second only if the first yields something.
+/// Runs one life: first both VMs behave, then the neighbour floods. The flood runs only if the
+/// first part yields a window.
 fn once(
     ((context, title, done), bed): ((&Context<'_>, &str, f64), &Bed),
     subject: &mut noisy::Subject,
@@ -140,7 +157,7 @@ fn once(
         context.progress(done + at, title);
         let judged = adapted(way.lengths, wanted, |length, row| {
             let judged = subject.windows(bed, case, (secs * length, row), way.rule)?;
-            // Whether they are given up is known when all lengths were tried.
+            // Only when all lengths have been tried is it known whether these windows are given up.
             subject.tally.try_again(row - u32::try_from(judged.len())?.min(row));
             Ok(judged.into_iter().map(|window| (secs * length, window)).collect())
         })?;
@@ -153,8 +170,8 @@ fn once(
     Ok(life)
 }
 
-/// Takes `wanted` windows in rows, of the next length as soon as a row yields none. `take` gets a
-/// length and a number, and returns those that are judged.
+/// Takes `wanted` windows in rows, and turns to the next length as soon as a row yields none.
+/// `take` gets a length and a number, and returns the judged windows.
 fn adapted<T>(
     lengths: &[f64],
     wanted: u32,
@@ -182,7 +199,7 @@ fn adapted<T>(
 struct Life {
     seen: Seen,
     core_part: f64,
-    /// Seconds drawn so far, and at which of them the flood begins.
+    /// Seconds drawn so far, and the second at which the flood begins.
     drawn: f64,
     flood_begins: Option<f64>,
     vms: [Vec<(f64, f64)>; 2],
@@ -195,7 +212,7 @@ impl Life {
         Self { seen, core_part: way.core_part, ..Self::default() }
     }
 
-    /// Adds windows with their lengths, all of them in the flood or all before it.
+    /// Adds windows with their lengths. All of them lie in the flood, or all before it.
     fn add(
         &mut self,
         subject: &noisy::Subject,
@@ -241,7 +258,7 @@ impl Life {
     }
 }
 
-/// What the victim kept in one life, as a claim.
+/// States what the victim kept in one life, as a claim.
 fn conclude(outcome: &mut Outcome, name: &str, life: &Life) {
     let seen = &life.seen;
     outcome.note(&format!("worker_capacity_of_core_{name}"), life.core_part);
@@ -251,7 +268,7 @@ fn conclude(outcome: &mut Outcome, name: &str, life: &Life) {
     let Some(kept) = seen.kept() else { return };
     let what = "of what it bought, the victim keeps while its neighbour floods";
     let claim = Claim::new(&format!("{name}_victim_kept_pct"), what, "%").measured(kept);
-    // What policing in bits does to the victim is shown, and promised by nobody.
+    // What policing in bits does to the victim is shown, but nothing is promised about it.
     let promised = if name == "c2qos" { seen.least_kept() } else { None };
     outcome.claim(match promised {
         Some(least) => claim.at_least(least),
@@ -259,7 +276,7 @@ fn conclude(outcome: &mut Outcome, name: &str, life: &Life) {
     });
 }
 
-/// Both lives side by side.
+/// Draws both lives side by side.
 pub(crate) fn picture(record: &Record) -> Picture {
     let highest = record.series.iter().flat_map(|s| s.y.iter().copied()).fold(0.0, f64::max);
     let mut picture = Picture::new("A victim and a noisy neighbour on one switch core");
@@ -290,8 +307,8 @@ mod tests {
     use crate::evidence::series::csv;
     use crate::evidence::{Experiment, Mode};
 
-    /// What was asked for of windows of which so many, from the first on, are disturbed; and how
-    /// many were judged. A row is tried three times.
+    /// Returns the requests for windows if the first `disturbed` windows are disturbed, and how
+    /// many windows were judged. A row is tried three times.
     fn asked(disturbed: u32, lengths: &[f64], wanted: u32) -> (Vec<(f64, u32)>, usize) {
         let (mut left, mut asked) = (disturbed, Vec::new());
         let judged = adapted(lengths, wanted, |length, row| {
@@ -312,7 +329,8 @@ mod tests {
     fn a_row_without_a_window_makes_the_next_ones_longer() {
         let (asked_for, judged) = asked(8, &[1.0, 2.0], 3);
         assert_eq!((asked_for, judged), (vec![(1.0, 2), (2.0, 2), (2.0, 1)], 3));
-        // Disturbed at first, and not so much that a row had nothing: no reason for longer ones.
+        // The first windows are disturbed, but each row yields a window. There is no reason for
+        // longer ones.
         assert_eq!(asked(5, &[1.0, 2.0], 2), (vec![(1.0, 2), (1.0, 1)], 2));
     }
 
@@ -322,7 +340,8 @@ mod tests {
         assert!(asked(0, &[], 6).0.is_empty() && asked(0, &[1.0], 0).0.is_empty());
     }
 
-    /// The record of a run in which the victim kept so much in `windows` windows of the flood.
+    /// A run's record in which the victim kept `kept` percent in each of `windows` windows of the
+    /// flood.
     fn record(windows: usize, kept: f64, rough: bool) -> Record {
         let mut outcome = Outcome::default();
         for names in LIVES {

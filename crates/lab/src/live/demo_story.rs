@@ -1,49 +1,57 @@
-//! What `make demo` says at its end: from windows to three sentences, without a clock.
+//! What `make demo` says at its end: it makes three sentences of windows, without a clock.
 //!
-//! **Problem.** A stranger runs the demo on a machine that we do not know. He is to read what he
-//! saw, in numbers, and what disturbed it; and exit status 1 is to mean that the switch failed, and
-//! nothing else. **Rule.** Whatever was measured makes a story of three lines: one for each way of
-//! limiting, one for the machine. A number that is none is never printed.
+//! # Problem
 //!
-//! **When the switch failed.** C2QoS promises the victim what it bought. It broke that promise if
-//! the victim kept less than [`PROMISE_PCT`] less what disturbances explain: how far apart the
-//! calibrations around a window were, how long a core was waited for, and what the hypervisor took.
-//! That is judged by windows that were not disturbed, and if there are [`ENOUGH`] of them; others
-//! are told as rough and fail nobody.
+//! A stranger runs the demo on a machine that we do not know. The stranger should read in numbers
+//! what happened and what disturbed it. Exit status 1 must mean that the switch failed, and nothing
+//! else.
+//!
+//! # Approach
+//!
+//! Whatever was measured makes a story of three lines: one for each way of limiting, and one for
+//! the machine. A value that is not a number is never printed.
+//!
+//! # When the switch failed
+//!
+//! C2QoS promises the victim what it bought. It broke that promise if the victim kept less than
+//! [`PROMISE_PCT`], minus what disturbances explain. Disturbances are the difference of the
+//! calibrations around a window, the time waited for a core, and the time that the hypervisor took.
+//! Undisturbed windows decide this, if there are [`ENOUGH`] of them. Other windows are reported as
+//! rough and are never a failure.
 
 use super::bracket::Tally;
 use super::machine::Machine;
 use crate::rig::stats::middle;
 
-/// Windows of which the one in the middle says something.
+/// The least number of windows from which a median is meaningful.
 pub(super) const ENOUGH: usize = 3;
-/// Percent of what it bought that the victim is to keep under C2QoS.
+/// Percentage of what it bought that the victim must keep under C2QoS.
 pub(super) const PROMISE_PCT: f64 = 99.0;
-/// More per cent than anybody keeps: what is beyond is not told as a number.
+/// No victim keeps a higher percentage. A value above this is not printed as a number.
 const MOST_PCT: f64 = 200.0;
-/// No rate in Gbit/s and no percentage is more.
+/// Upper limit of every rate in Gbit/s and of every percentage.
 const MOST_OF_ALL: f64 = 1e5;
-/// A core that was waited for longer than this many per cent of the time is worth a word.
+/// A core's waiting time above this percentage is mentioned.
 const WAITED_PCT: f64 = 1.0;
 
-/// Nor do the numbers mean much where it was waited for longer than this.
+/// Above this percentage of waiting time, the numbers do not mean much.
 const HOPELESS_PCT: f64 = 30.0;
 
 /// What was seen of the victim under one way of limiting.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
-    /// Its bandwidth in each window in which all behaved, Gbit/s.
+    /// The victim's bandwidth in each window in which all behaved, in Gbit/s.
     pub before: Vec<f64>,
-    /// In each window of the flood: its bandwidth, percent kept of what it bought, and the percent
-    /// by which that may be off.
+    /// For each window of the flood: its bandwidth, the percentage kept of what it bought, and the
+    /// possible error of that in percent.
     pub flood: Vec<[f64; 3]>,
     /// Whether windows count although they were disturbed.
     pub rough: bool,
-    /// Percent of the time that the hypervisor took.
+    /// Percentage of the time that the hypervisor took.
     pub stolen_pct: f64,
 }
 
-/// The number in the middle of those that are numbers, and that a measurement can have.
+/// The median of those values that are numbers and that a measurement can have.
 fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let possible = |value: &f64| (0.0..=MOST_OF_ALL).contains(value);
     let numbers: Vec<f64> = values.into_iter().filter(possible).collect();
@@ -51,26 +59,26 @@ fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 }
 
 impl Seen {
-    /// Whether there is something to tell.
+    /// Whether there is enough to tell.
     pub fn is_enough(&self, enough: usize) -> bool {
         let before = self.before.iter().filter(|gbps| gbps.is_finite());
         let flood = self.flood.iter().filter(|window| window[1].is_finite());
         before.count().min(flood.count()) >= enough
     }
 
-    /// Percent of what it bought that the victim kept in the flood.
+    /// Percentage of what it bought that the victim kept in the flood.
     pub fn kept(&self) -> Option<f64> {
         median(self.flood.iter().map(|window| window[1]))
     }
 
-    /// Percent by which that may be off.
+    /// Possible error of that, in percent.
     pub fn unsure(&self) -> f64 {
         let own = median(self.flood.iter().map(|window| window[2])).unwrap_or(MOST_PCT);
         let stolen = if self.stolen_pct.is_finite() { self.stolen_pct } else { 0.0 };
         (own.max(0.0) + stolen.max(0.0)).min(PROMISE_PCT)
     }
 
-    /// The least percentage that keeps C2QoS's promise; `None`: these windows cannot tell.
+    /// The least percentage that keeps C2QoS's promise. `None`: these windows cannot tell.
     pub fn least_kept(&self) -> Option<f64> {
         let judged = !self.rough && self.is_enough(ENOUGH);
         judged.then(|| ((PROMISE_PCT - self.unsure()) * 10.0).floor() / 10.0)
@@ -81,7 +89,7 @@ impl Seen {
         matches!((self.least_kept(), self.kept()), (Some(least), Some(kept)) if kept < least)
     }
 
-    /// The sentence; `promised`: this way of limiting promises the victim what it bought.
+    /// The sentence. `promised` says that this way of limiting promises the victim what it bought.
     fn sentence(&self, limits: &str, promised: bool) -> String {
         let Some(kept) = self.kept() else {
             return format!("Under {limits} the victim could not be measured.");
@@ -94,7 +102,7 @@ impl Seen {
         } else {
             format!("kept {about}{kept:.0} % of what it bought")
         };
-        // In every window what it got through by what it kept, so that both numbers fit.
+        // Each window's throughput divided by the part kept, so that both numbers fit.
         let due = median(self.flood.iter().map(|[got, kept, _]| 100.0 * got / kept));
         let rates = match (median(self.flood.iter().map(|window| window[0])), due) {
             (Some(got), Some(due)) => format!(" ({} of {} Gbit/s)", gbps(got), gbps(due)),
@@ -112,7 +120,7 @@ impl Seen {
     }
 }
 
-/// Gbit/s with as many digits as say something.
+/// Gbit/s with the significant digits.
 fn gbps(value: f64) -> String {
     if value < 0.1 { format!("{value:.3}") } else { format!("{value:.2}") }
 }
@@ -122,7 +130,7 @@ fn gbps(value: f64) -> String {
 pub(super) struct Conditions {
     /// Windows judged and repeated, and why.
     pub tally: Tally,
-    /// Of each window, the shares of its time that switch and load waited for a core.
+    /// Shares of each window's time for which switch and load waited for a core.
     pub waits: Vec<[f64; 2]>,
     /// What others did.
     pub machine: Machine,
@@ -131,7 +139,7 @@ pub(super) struct Conditions {
 }
 
 impl Conditions {
-    /// The sentence; `rough`: some windows count although they were disturbed.
+    /// The sentence. `rough` says that some windows count although they were disturbed.
     fn sentence(&self, rough: bool) -> String {
         let repeated = self.tally.repeated();
         if !rough && repeated == 0 && !self.one_core {
@@ -202,7 +210,7 @@ mod tests {
         Seen { before: vec![before; 6], flood: vec![[flood, kept, 1.0]; 6], ..Seen::default() }
     }
 
-    /// Windows of a machine, each with its doubt.
+    /// The windows of a simulated machine, each with its doubt.
     struct Windows(Vec<Option<Doubt>>);
 
     impl Turns for Windows {
@@ -318,7 +326,7 @@ mod tests {
         assert!(!Seen::default().failed());
     }
 
-    /// A number that may be anything a division can make.
+    /// A random value of any kind that a division can produce.
     fn anything(rng: &mut Rng) -> f64 {
         let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -1.0, 1e300, 1e-300, f64::MIN];
         match rng.below(3) {

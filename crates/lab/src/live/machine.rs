@@ -1,18 +1,32 @@
 //! What else the machine did while something was measured.
 //!
-//! **Problem.** A window that was disturbed says that somebody had the core, not who. **Source.**
-//! The kernel's counts: `/proc/stat` (what each core spent, and what the hypervisor took of it),
-//! `/proc/PID/stat` (each program), `cpu.stat` of our control group (how long its limit stopped
-//! us). **Approach.** Two readings, and what lies between them. What the cores spent and our own
-//! programs did not, others spent: so programs that come and go between two readings count as well.
-//! **Limit.** A container may hide other programs; then only the core's own counts tell.
+//! # Problem
+//!
+//! A disturbed window says that something else had the core, but not which program.
+//!
+//! # Source
+//!
+//! The kernel's counts:
+//!
+//! - `/proc/stat`: what each core spent, and what the hypervisor took of it.
+//! - `/proc/PID/stat`: each program.
+//! - `cpu.stat` of our control group: how long its limit stopped us.
+//!
+//! # Approach
+//!
+//! The result is the difference of two readings. Time that the cores spent and our own programs did
+//! not, others spent. So programs that come and go between two readings count as well.
+//!
+//! # Limits
+//!
+//! A container may hide other programs. Then only the core's own counts are available.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 /// Clock ticks of a second in `/proc`: a constant of Linux (`USER_HZ`).
 const TICKS: f64 = 100.0;
-/// What is less than this many per cent is not worth a word.
+/// Less than this percentage is not mentioned.
 const LEAST_PCT: f64 = 2.0;
 
 /// The texts that a reading is made of.
@@ -24,10 +38,10 @@ struct Texts<'a> {
     programs: &'a [String],
 }
 
-/// A program that runs: by id and start, as an id may be given again.
+/// Identifies a program by id and start, because an id may be reused.
 type Who = (i32, u64);
 
-/// What a program is called, whether it is ours, and the seconds that it computed.
+/// A program's name, whether it is ours, and the seconds that it computed.
 #[derive(Debug, Clone, PartialEq)]
 struct Program {
     name: String,
@@ -47,7 +61,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Reads what the kernel tells of `cores`. What it does not tell is nothing.
+    /// Reads the kernel's counts for `cores`. A count that the kernel does not report is 0.
     pub fn take(cores: &[u32]) -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
@@ -79,7 +93,8 @@ impl Reading {
             if core.is_none_or(|core| !distinct.contains(&core)) {
                 continue;
             }
-            // user nice system idle iowait irq softirq steal; guests are within user and nice.
+            // The columns are user nice system idle iowait irq softirq steal. Guests are within
+            // user and nice.
             let ticks: Vec<f64> = words.map(|word| number(word).unwrap_or(0.0)).collect();
             let of = |nth: usize| ticks.get(nth).copied().unwrap_or(0.0) / TICKS;
             reading.spent += [0, 1, 2, 5, 6].into_iter().map(of).sum::<f64>();
@@ -118,7 +133,7 @@ impl Reading {
                 busiest = Some((program.name.clone(), grown));
             }
         }
-        // What a child of ours had computed before is not of this time.
+        // What a child of ours had computed before does not belong to this time.
         let ended =
             self.programs.iter().filter(|(who, of)| of.ours && !now.programs.contains_key(*who));
         ours -= ended.map(|(_, program)| program.secs).sum::<f64>();
@@ -134,7 +149,7 @@ impl Reading {
     }
 }
 
-/// The file with the counts of our control group's CPU limit, by `/proc/self/cgroup`.
+/// The file with the counts of our control group's CPU limit, according to `/proc/self/cgroup`.
 fn cpu_stat_file(groups: &str) -> String {
     let of = |line: &str| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -147,13 +162,13 @@ fn cpu_stat_file(groups: &str) -> String {
             _ => None,
         }
     };
-    // A limit is where the controller is: version 1 first.
+    // A limit is where the controller is, so version 1 comes first.
     groups.lines().filter_map(of).min().map(|(_, file)| file).unwrap_or_default()
 }
 
-/// A line of `/proc/PID/stat`.
+/// Parses a line of `/proc/PID/stat`.
 fn program(text: &str, me: i32) -> Option<(Who, Program)> {
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may hold any character.
     let (head, tail) = text.rsplit_once(')')?;
     let (pid, name) = head.split_once('(')?;
     let pid: i32 = pid.trim().parse().ok()?;
@@ -164,35 +179,35 @@ fn program(text: &str, me: i32) -> Option<(Who, Program)> {
     // Children of ours that have ended and were waited for are in our own count.
     let ended = if pid == me { number(13)?.saturating_add(number(14)?) } else { 0 };
     let ticks = u32::try_from(own.saturating_add(ended)).ok()?;
-    // Only letters that a terminal and a picture can show.
+    // Only characters that a terminal and a picture can show.
     let name = name.chars().filter(|c| c.is_ascii_graphic() && *c != '"' && *c != '\\').collect();
     let ours = pid == me || parent == Some(me);
     Some(((pid, number(19)?), Program { name, ours, secs: f64::from(ticks) / TICKS }))
 }
 
-/// What the machine did besides, in per cent.
+/// What the machine did besides, in percent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Machine {
-    /// Of the time of the cores in question, what other programs and the kernel used.
+    /// Percentage of the cores' time that other programs and the kernel used.
     pub others_pct: f64,
-    /// Of the same, what other programs used that were there at the end.
+    /// Percentage of the cores' time used by other programs that still ran at the end.
     pub programs_pct: f64,
-    /// The other program that computed most, anywhere, and its part of one core.
+    /// The other program that computed most, on any core, and its percentage of one core.
     pub busiest: Option<(String, f64)>,
-    /// Of the time of the cores, what the hypervisor gave to other machines.
+    /// Percentage of the cores' time that the hypervisor gave to other machines.
     pub stolen_pct: f64,
-    /// Of the time, how long the control group's limit stopped us.
+    /// Percentage of the time for which the control group's limit stopped us.
     pub throttled_pct: f64,
 }
 
 impl Machine {
-    /// Percent of the time of the cores that somebody else had, as far as it is known for sure: a
-    /// kernel that forwards frames is nobody else.
+    /// Percentage of the cores' time that others certainly had. A kernel that forwards frames does
+    /// not count as another.
     pub fn taken_pct(&self) -> f64 {
         self.programs_pct + self.stolen_pct + self.throttled_pct
     }
 
-    /// What is worth telling, each a clause with a subject.
+    /// What is worth telling, each as a clause with a subject.
     pub fn clauses(&self) -> Vec<String> {
         let mut clauses = Vec::new();
         let worth = |pct: f64| (LEAST_PCT..=100.0).contains(&pct);
@@ -232,7 +247,8 @@ mod tests {
         Reading::of(Texts { uptime, stat, cpu_stat, programs: &programs }, &[1, 0, 1], ME)
     }
 
-    /// `/proc/PID/stat` of a program that computed so many ticks, children that ended as many.
+    /// `/proc/PID/stat` of a program that computed `ticks` ticks, and whose ended children computed
+    /// `ended`.
     fn line(pid: i32, name: &str, parent: i32, [ticks, ended]: [u64; 2]) -> String {
         format!(
             "{pid} ({name}) R {parent} 0 0 0 0 0 0 0 0 0 {ticks} 0 {ended} 0 20 0 1 0 {} 0",
@@ -273,7 +289,7 @@ mod tests {
             &after.each_ref().map(String::as_str),
         );
         let machine = then.until(&now);
-        // 12 s were spent, 7 of them by ours, of 20 s of two cores.
+        // 12 s of 20 s of two cores were spent, 7 of them by our programs.
         assert_eq!(
             machine.clauses(),
             [

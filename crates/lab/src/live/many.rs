@@ -1,15 +1,27 @@
 //! C2QoS Fig. 6 (b), live: what more VMs add to a frame's cost.
 //!
-//! **Problem.** More rings compete for the caches, so that each frame costs more. **Source.** C2QoS
-//! §III-C. **Rule.** Sixteen VMs are attached to our switch, without limits and in turn; 1, 2, 4, 8
-//! and 16 of them send 512-byte frames as fast as their rings take them, to sinks that are the same
-//! throughout. Cycles of the worker's turns that moved frames over these frames, against those of
-//! one VM measured right before it; of some runs the median, least and greatest.
+//! # Problem
 //!
-//! **What cannot be measured here.** Memory on another NUMA node (a) where there is one node, a
-//! second I/O core (c) where there are two cores, of which the generator needs one: the record says
-//! what it was. The generator plays all VMs in one loop, so its own cache misses grow as well; they
-//! are on the other core and not counted.
+//! More rings compete for the caches, so each frame costs more.
+//!
+//! # Source
+//!
+//! C2QoS §III-C.
+//!
+//! # Approach
+//!
+//! Sixteen VMs are attached to our switch, without limits and served in turn. Of these, 1, 2, 4, 8
+//! and 16 send 512-byte frames as fast as their rings take them. The sinks are the same throughout.
+//! A frame's cost is the cycles of the worker's turns that moved frames, divided by these frames.
+//! It is compared with the cost for one VM, measured right before it. The record holds the median,
+//! least and greatest of several runs.
+//!
+//! # Departures
+//!
+//! Part (a), memory on another NUMA node, cannot be measured on one node. Part (c), a second I/O
+//! core, cannot be measured on two cores, because the generator needs one. The record says how many
+//! nodes and cores there were. The generator plays all VMs in one loop, so its own cache misses
+//! grow as well. They are on the other core and are not counted.
 
 use crate::evidence::{Claim, Context, Outcome};
 use crate::rig::fleet::Offer;
@@ -27,10 +39,11 @@ fn name(vm: usize) -> String {
     format!("vm{}", vm + 1)
 }
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When the switch cannot be started or fails.
+///
+/// Fails if the switch cannot be started or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let (secs, runs) = (context.live.secs.unwrap_or(0.4), context.live.runs.unwrap_or(5));
@@ -59,7 +72,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
             alone.push(one);
         }
     }
-    // A daemon ends when it runs.
+    // A stopped daemon cannot exit.
     rig.switch.resume()?;
     outcome.note("cycles_per_frame_1_vm", middle(&alone));
     let least = |all: &Vec<f64>| all.iter().copied().fold(f64::INFINITY, f64::min);
@@ -90,7 +103,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// How many NUMA nodes this machine says it has.
+/// Number of NUMA nodes that this machine reports.
 fn numa_nodes() -> usize {
     let entries = std::fs::read_dir("/sys/devices/system/node").into_iter().flatten();
     let is_node = |name: &str| {

@@ -1,14 +1,19 @@
 //! Live runs of figures: our switch, OVS-DPDK and real load on this machine.
 //!
-//! **Problem.** What a simulation shows, real rings, caches and neighbours may contradict.
-//! **Rule.** One process starts the switches, plays all VMs from one loop on one core, stops the
-//! switches by turns, and has a guard take everything down. A figure is bounded in time (three
-//! minutes). Beside each number stand what would make it wrong: waits for a core, rings that were
-//! never full.
+//! # Problem
 //!
-//! | Module | What it is |
+//! Real rings, caches and neighbours may contradict what a simulation shows.
+//!
+//! # Approach
+//!
+//! One process starts the switches and plays all VMs from one loop on one core. It stops the
+//! switches by turns, and a guard takes everything down. A figure takes at most three minutes. Each
+//! number is reported with what would make it wrong: waits for a core, or rings that were never
+//! full.
+//!
+//! | Module | Content |
 //! |---|---|
-//! | `bracket` | windows between two calibrations, taken again when the machine changed |
+//! | `bracket` | windows between two calibrations, repeated if the machine changed |
 //! | `uplink` | Fig. 13: the link is full |
 //! | `stage` | namespaces with real programs behind our switch |
 //! | `many` | Fig. 6: more VMs |
@@ -28,7 +33,7 @@
 //! | `rates` | VM jitter, Fig. 11: the rate of a shaped VM |
 //! | `fabric` | QShare: racks of hosts under a controller |
 //! | `vcpu` | VM jitter, Figs. 2, 6, 7 and 12: virtual processors on one core |
-//! | `vde` | `vde_switch` beside it |
+//! | `vde` | `vde_switch` for comparison |
 
 mod applications;
 mod bandwidth;

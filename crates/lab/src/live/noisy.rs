@@ -1,31 +1,45 @@
 //! C2QoS Fig. 1, live: a victim and aggressors on one worker core.
 //!
-//! **Problem.** Two VMs are sold 1 : 4 of what the core is found to carry of their declared
-//! traffic (512 bytes, one flow), together 90 %. The one with four fifths, the *victim*, sends what
-//! it bought and 5 % more. The other, alone or as three VMs that share its part, turns noisy:
-//! 64-byte frames, 100,000 flows, or both; at the bit rate (with many flows: the frame rate) it
-//! bought, or as fast as its ring takes it.
+//! # Problem
 //!
-//! **Source.** C2QoS §II-B and Fig. 1; `ingress_policing_rate` of OVS-DPDK beside it.
+//! Two VMs buy 1 : 4 of what the core is found to carry of their declared traffic (512 bytes, one
+//! flow), together 90 %. The VM with four fifths, the *victim*, sends what it bought and 5 % more.
+//! The other part belongs to one VM, or to three VMs that share it. They turn noisy: they send
+//! 64-byte frames, 100,000 flows, or both. They send at the bit rate they bought (with many flows:
+//! the frame rate), or as fast as their rings take frames.
 //!
-//! **Rule.** Each window stands between two calibrations ([`super::bracket`]), both VMs sending
-//! their declared traffic as fast as it is taken, without limits in bits, then the victim alone.
-//! What was bought is 90 % of that, 1 : 4. C2QoS sells it in cycles, once: the same part of the
-//! worker's capacity, whatever a frame costs at the moment; what that is in frames is the mean of
-//! the calibrations around. `bps` and the peer sell it in bits: limits are set anew after each
-//! calibration, by it. The victim is to keep min(what it can do alone, what it bought).
+//! # Source
 //!
-//! Each switch has its own calibrated capacity, so what is compared is what each does with its own
-//! promise. Three subjects take turns: ours under `cycles-minmax` and `hbs`, ours under `bps` and
-//! `round-robin`, the peer. The aggressors' traffic is not known to ours. All are in one latency
-//! class and weighed 1 : 4.
+//! C2QoS §II-B and Fig. 1. For comparison: `ingress_policing_rate` of OVS-DPDK.
 //!
-//! **The generator** plays all VMs from one core and is to be faster than what it drives: our
-//! worker may spend [`CORE_PART`] of its core, under either policy; the peer, which costs more a
-//! frame, cannot be told to. That it was faster shows in the rings: windows in which a frame was
-//! due, was not published and the ring had room in most turns are not judged.
+//! # Approach
 //!
-//! **Cost.** About 130 windows of 0.25 s, each with a calibration of as much, in quiet.
+//! Each window stands between two calibrations ([`super::bracket`]). In a calibration both VMs send
+//! their declared traffic as fast as it is taken, without limits in bits; then the victim sends
+//! alone. What the VMs bought is 90 % of the result, 1 : 4.
+//!
+//! - C2QoS sells it once, in cycles: the same part of the worker's capacity, whatever a frame costs
+//!   at the moment. The equivalent in frames is the mean of the surrounding calibrations.
+//! - `bps` and the peer sell it in bits. Their limits are set after each calibration, according to
+//!   it.
+//!
+//! The victim must keep min(what it can do alone, what it bought).
+//!
+//! Each switch has its own calibrated capacity, so each switch is compared with its own promise.
+//! Three subjects take turns: ours under `cycles-minmax` and `hbs`, ours under `bps` and
+//! `round-robin`, and the peer. Our switch does not know the aggressors' traffic. All VMs are in
+//! one latency class and have the weights 1 : 4.
+//!
+//! # The generator
+//!
+//! It plays all VMs from one core and must be faster than the switch that it drives. Our worker may
+//! spend [`CORE_PART`] of its core, under either policy. The peer costs more per frame and cannot
+//! be capped. The rings show whether the generator was faster. A window is not judged if a frame
+//! was due, was not published and the ring had room in most turns.
+//!
+//! # Cost
+//!
+//! About 130 windows of 0.25 s, each with a calibration of the same length, on a quiet machine.
 
 use serde_json::json;
 
@@ -43,26 +57,26 @@ use penstock_guest::load::Rate;
 const SIZE: u16 = 512;
 /// What our worker may spend of its core.
 pub(super) const CORE_PART: f64 = 0.5;
-/// Sold of the calibrated capacity.
+/// Part of the calibrated capacity that is sold.
 const SOLD: f64 = 0.9;
-/// The victim's part of it.
+/// The victim's part of what is sold.
 const VICTIM: f64 = 0.8;
-/// What is offered over what was bought.
+/// What is offered, as a multiple of what was bought.
 const OVER: f64 = 1.05;
-/// Many flows.
+/// Flows of an aggressor that sends many.
 const MANY: u32 = 100_000;
-/// The number of aggressors.
+/// Numbers of aggressors.
 const CROWDS: [usize; 2] = [1, 3];
-/// Most aggressors.
+/// The largest number of aggressors.
 const MOST: usize = 3;
-/// Seconds of load before the counting starts: of a calibration, of a window.
+/// Seconds of load before counting starts, in a calibration and in a window.
 const WARM_SECS: [f64; 2] = [0.03, 0.08];
-/// Seconds of a calibration: both as fast as they can, the victim alone.
+/// Seconds of a calibration: both VMs as fast as they can, and the victim alone.
 const CALIBRATION_SECS: [f64; 2] = [0.15, 0.08];
-/// How much longer one takes whose windows count although they are disturbed.
+/// How many times longer a calibration takes if disturbed windows count.
 const ROUGH_LONGER: f64 = 4.0;
 
-/// What the aggressors turn to.
+/// What the aggressors change to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     Size,
@@ -70,7 +84,7 @@ pub(super) enum Event {
     Both,
 }
 
-/// One thing that is measured on each subject.
+/// One case that is measured on each subject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Case {
     pub crowd: usize,
@@ -97,7 +111,7 @@ impl Case {
         format!("{} x {event}, {load}", self.crowd)
     }
 
-    /// What each aggressor offers, having bought `pps` frames of the declared size.
+    /// What each aggressor offers if it bought `pps` frames of the declared size.
     pub fn offer(self, pps: f64) -> Offer {
         let small = self.event != Event::Flows;
         let size = if small { 64 } else { SIZE };
@@ -113,7 +127,7 @@ fn bytes(size: u16) -> f64 {
     f64::from(size) - 4.0
 }
 
-/// So many frames of the declared size, in Gbit/s.
+/// Converts frames of the declared size per second to Gbit/s.
 fn gbps(pps: f64) -> f64 {
     pps * bytes(SIZE) * 8.0 / 1e9
 }
@@ -124,20 +138,20 @@ const SUBJECTS: [&str; 3] = ["c2qos", "bps", OVS_DPDK];
 /// What a calibration found.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Speed {
-    /// Frames a second of both VMs, declared traffic, as fast as it was taken.
+    /// Frames per second of both VMs: declared traffic, as fast as it was taken.
     pps: f64,
-    /// Of the victim alone, which sent what it would have bought and 5 % more.
+    /// The same of the victim alone, which sent what it would have bought and 5 % more.
     solo_pps: f64,
     doubt: Option<Doubt>,
 }
 
 impl Speed {
-    /// What the victim bought, in frames a second.
+    /// What the victim bought, in frames per second.
     fn victim_pps(&self) -> f64 {
         VICTIM * SOLD * self.pps
     }
 
-    /// What all aggressors bought together.
+    /// What all aggressors bought together, in frames per second.
     fn noisy_pps(&self) -> f64 {
         (1.0 - VICTIM) * SOLD * self.pps
     }
@@ -150,7 +164,7 @@ fn noisy(i: usize) -> String {
 fn plan(schedule: &str, crowd: usize, bound: impl Fn(f64, u16) -> Bound) -> Plan {
     let mut vms = vec![Vm::sender("victim", "s2", bound(VICTIM, 40))];
     for i in 0..MOST {
-        // One that takes no part in this crowd has bought a little, and sends nothing.
+        // A VM that takes no part in this crowd has bought a little, and sends nothing.
         let share = if i < crowd { (1.0 - VICTIM) / crowd_f64(crowd) } else { 1e-4 };
         let weight = if i < crowd { u16::try_from(10 / crowd).unwrap_or(1) } else { 1 };
         vms.push(Vm::sender(noisy(i), "s1", bound(share, weight)));
@@ -167,32 +181,33 @@ pub(super) fn well_behaved(pps: f64) -> Offer {
     Offer { size: SIZE, flows: 1, rate: Rate::Frames(OVER * pps) }
 }
 
-/// A subject, ready to be measured.
+/// A subject that is ready for measurement.
 #[derive(Debug)]
 pub(super) struct Subject {
     name: &'static str,
     pub rig: Rig,
     crowd: usize,
     pub tally: Tally,
-    /// Of each window, judged or not, the shares of its time that the worker and the generator
-    /// waited for a core.
+    /// Shares of each window's time for which the worker and the generator waited for a core.
+    /// Includes windows that were not judged.
     pub waits: Vec<[f64; 2]>,
 }
 
 impl Subject {
-    /// Whether it sells bits, and not cycles.
+    /// Whether it sells bits rather than cycles.
     fn sells_bits(&self) -> bool {
         self.name != SUBJECTS[0]
     }
 
-    /// The limit in bits a second, as its policer counts them, for so many frames a second.
+    /// Converts frames per second to its policer's limit in bits per second.
     fn bits(&self, pps: f64) -> f64 {
-        // The peer's counts a frame without its 14 bytes of Ethernet header and without FCS.
+        // The peer's policer counts a frame without its 14 bytes of Ethernet header and without
+        // FCS.
         let counted = if self.name == OVS_DPDK { bytes(SIZE) - 14.0 } else { f64::from(SIZE) };
         pps * counted * 8.0
     }
 
-    /// Sets limits in bits by a calibration, or takes them away for one.
+    /// Sets limits in bits according to a calibration, or removes them for one.
     fn limit(&mut self, by: Option<&Speed>) -> anyhow::Result<()> {
         if !self.sells_bits() {
             return Ok(());
@@ -202,39 +217,39 @@ impl Subject {
         (0..self.crowd).try_for_each(|i| self.rig.switch.limit(&noisy(i), each))
     }
 
-    /// What the victim bought, by the calibrations around a window.
+    /// What the victim bought, according to the calibrations around a window.
     fn bought_pps(&self, judged: &Window) -> f64 {
         let (before, after) = (judged.before.victim_pps(), judged.after.victim_pps());
         if self.sells_bits() { before } else { f64::midpoint(before, after) }
     }
 
-    /// Percent of what the victim is to keep.
+    /// Percentage kept of what the victim must keep.
     pub fn kept(&self, judged: &Window) -> anyhow::Result<f64> {
         let solo = f64::midpoint(judged.before.solo_pps, judged.after.solo_pps);
         let due = self.bought_pps(judged).min(solo);
         Ok(100.0 * judged.found.window.sender("victim")?.pps / due)
     }
 
-    /// Percent by which the calibrations around a window and waits for a core may have moved what
-    /// it found.
+    /// Possible error of a window's result, in percent, due to the difference between its
+    /// calibrations and to waits for a core.
     pub fn unsure(&self, judged: &Window) -> f64 {
         let speeds = [judged.before.pps, judged.after.pps];
         let (low, high) = (speeds[0].min(speeds[1]), speeds[0].max(speeds[1]));
         100.0 * (high / low - 1.0 + judged.found.window.wait())
     }
 
-    /// What the victim bought in Gbit/s, counted as what it got through.
+    /// What the victim bought, in Gbit/s, counted in the same way as its throughput.
     pub fn bought_gbps(&self, judged: &Window) -> f64 {
         gbps(self.bought_pps(judged))
     }
 
-    /// What the victim got through in Gbit/s.
+    /// The victim's throughput in Gbit/s.
     pub fn victim_gbps(&self, judged: &Window) -> anyhow::Result<f64> {
         Ok(gbps(judged.found.window.sender("victim")?.pps))
     }
 
-    /// Windows of `secs` until `wanted` are judged or the rule gives up; `case` of none: all
-    /// behave.
+    /// Takes windows of `secs` until `wanted` are judged or the rule gives up. If `case` is `None`,
+    /// all VMs behave.
     pub fn windows(
         &mut self,
         bed: &Bed,
@@ -253,10 +268,10 @@ impl Subject {
     }
 }
 
-/// A window that is judged.
+/// A judged window.
 pub(super) type Window = Judged<Speed, Seen>;
 
-/// A window as it came, and what was offered in it.
+/// A window's result, and what was offered in it.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub window: fleet::Window,
@@ -270,7 +285,7 @@ struct Bout<'a> {
     subject: &'a mut Subject,
     case: Option<Case>,
     secs: f64,
-    /// How much longer than usual its calibrations take.
+    /// How many times longer than usual its calibrations take.
     longer: f64,
 }
 
@@ -309,7 +324,7 @@ impl Turns for Bout<'_> {
     }
 
     fn speed(of: &Speed) -> f64 {
-        // A victim that got nothing through alone has nothing that it could keep.
+        // A victim that got nothing through alone has nothing to keep.
         if of.solo_pps > 0.0 { of.pps } else { 0.0 }
     }
 
@@ -322,8 +337,8 @@ impl Turns for Bout<'_> {
     }
 }
 
-/// Ours, for so many aggressors, its worker capped to `core_part` of its core; `name`: `c2qos` or
-/// `bps`.
+/// Our switch for this number of aggressors, its worker capped to `core_part` of its core. `name`
+/// is `c2qos` or `bps`.
 pub(super) fn ours(
     bed: &Bed,
     name: &'static str,
@@ -345,21 +360,20 @@ pub(super) fn ours(
     Ok(Subject { name, rig, crowd, tally: Tally::default(), waits: Vec::new() })
 }
 
-/// The peer.
 fn peer(bed: &Bed) -> anyhow::Result<Subject> {
     let rig = Rig::peer(bed, "ovs", &plan("", 1, |_, _| Bound::default()))?;
     let (tally, waits) = (Tally::default(), Vec::new());
     Ok(Subject { name: OVS_DPDK, rig, crowd: 1, tally, waits })
 }
 
-/// What was found of one case on one subject in one window.
+/// Result of one case on one subject in one window.
 #[derive(Debug, Clone)]
 struct Found {
     subject: &'static str,
     case: Case,
-    /// Percent of what the victim is to keep.
+    /// Percentage kept of what the victim must keep.
     kept: f64,
-    /// Percent that it has less or more than when all behaved.
+    /// Difference in percent from when all VMs behaved.
     delta: f64,
     /// Share of turns in which flooding VMs found their rings full.
     full: f64,
@@ -367,10 +381,11 @@ struct Found {
     wait: f64,
 }
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When a switch cannot be started or fails.
+///
+/// Fails if a switch cannot be started or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let with_peer = context.live.peer.is_some();
     if with_peer {
@@ -395,7 +410,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
         }
         let draw = (nth == 0).then_some(&mut outcome);
         all_cases((context, nth), &bed, &mut subjects, windows, &mut found, draw)?;
-        // The daemons end when they run.
+        // A stopped daemon cannot exit.
         for (mut subject, tally) in subjects.into_iter().zip(&mut tallies) {
             tally.add(&std::mem::take(&mut subject.tally));
             subject.rig.switch.resume()?;
@@ -410,7 +425,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// All cases of one crowd, each on all subjects in turn; `draw`: the curves as well.
+/// Measures all cases of one crowd, each on all subjects in turn. `draw` adds the curves.
 fn all_cases(
     (context, nth): (&Context<'_>, usize),
     bed: &Bed,
@@ -459,7 +474,7 @@ fn of_window(subject: &Subject, case: Case, normal: f64, judged: &Window) -> any
     })
 }
 
-/// The windows before and after the size event, as if there were nothing between them.
+/// Joins the windows before and after the size event, as if there were no time between them.
 fn curves(
     outcome: &mut Outcome,
     subject: &Subject,
@@ -485,7 +500,7 @@ fn curves(
     Ok(())
 }
 
-/// How many windows were judged, how many repeated, and why.
+/// Reports how many windows were judged, how many were repeated, and why.
 fn tell(outcome: &mut Outcome, tallies: &[Tally], with_peer: bool) {
     for (subject, tally) in SUBJECTS.into_iter().zip(tallies) {
         if subject != OVS_DPDK || with_peer {
@@ -568,7 +583,7 @@ fn conclude(outcome: &mut Outcome, found: &[Found], with_peer: bool) -> anyhow::
     Ok(())
 }
 
-/// The smaller one; NaN if one of them is: a case that was not measured is no case that held.
+/// The smaller value, or NaN if one of them is NaN. A case that was not measured did not hold.
 pub(super) fn nan_min(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) }
 }

@@ -1,8 +1,8 @@
-//! Pictures of live runs: a panel for each unit, everything measured in it as lines.
+//! Pictures of live runs: one panel for each unit, with all series of that unit as lines.
 
 use crate::evidence::{Axis, Panel, Picture, Record};
 
-/// The picture of a live record; `over` is what its series are over.
+/// The picture of a live record. `over` names the x axis of its series.
 pub(crate) fn by_unit(record: &Record, over: &str) -> Picture {
     let mut units: Vec<&str> = Vec::new();
     for series in &record.series {

@@ -1,21 +1,38 @@
-//! VM jitter, Fig. 11, live: what a shaped VM gets through, by TCP and by UDP.
+//! VM jitter, Fig. 11, live: the throughput of a shaped VM, by TCP and by UDP.
 //!
-//! **Problem.** A shaper must give the rate it was told, whatever the traffic: a rate that smooths
-//! well but is 5 % off cannot be sold. **Source.** VM jitter §V-B, Fig. 11: netperf at 4, 8, 16 and
-//! 32 Mbit/s, TCP and UDP; 200 Mbit/s and 2 Gbit/s are ours.
+//! # Problem
 //!
-//! **Rule.** A namespace behind a vhost-user endpoint runs iperf3 to another, by `shape.send` of
-//! its port, set while it runs; UDP offers a quarter more than the rate. The rate is that of the
-//! frames that the switch delivered, FCS included, over [`SECS`] after a third of that, the worst
-//! of as many runs as are asked for. A rate that the programs do not reach without a shaper is told
-//! and not judged, and the claim on it does not hold.
+//! A shaper must give the configured rate, whatever the traffic. A rate that smooths well but is 5
+//! % off cannot be sold.
 //!
-//! **2 Gbit/s.** Both programs, both kernel stacks and the endpoint share one core, which carries 1
-//! to 2.4 Gbit/s in packets of 1,500 bytes, and large segments are not for a shaped VM. So there
-//! the interfaces have an MTU of [`JUMBO`]: 28,000 frames a second. Shown beside, without a bar:
-//! packets of 1,500 bytes, where the programs reach the rate (`..._2000_mtu_1500_pct`), and frames
-//! of 1,518 from the load generator, UDP, in place of programs (`generator_2000_pct`). **Cost.**
-//! Two minutes and a half; as long and as often as the paper (`--secs 60 --runs 3`), an hour.
+//! # Source
+//!
+//! VM jitter §V-B, Fig. 11: netperf at 4, 8, 16 and 32 Mbit/s, TCP and UDP. The rates 200 Mbit/s
+//! and 2 Gbit/s are ours.
+//!
+//! # Approach
+//!
+//! A namespace behind a vhost-user endpoint runs iperf3 to another. The port's `shape.send` is set
+//! while it runs. UDP offers a quarter more than the rate. The measured rate is that of the frames
+//! that the switch delivered, FCS included, over [`SECS`] after a third of that time. The result is
+//! the worst of the requested number of runs. If the programs do not reach a rate without a shaper,
+//! that rate is reported and not judged, and the claim on it does not hold.
+//!
+//! # 2 Gbit/s
+//!
+//! Both programs, both kernel stacks and the endpoint share one core, which carries 1 to 2.4 Gbit/s
+//! in packets of 1,500 bytes. Large segments are not available to a shaped VM. So at this rate the
+//! interfaces have an MTU of [`JUMBO`], which means 28,000 frames per second. Two more results are
+//! shown without a bar:
+//!
+//! - packets of 1,500 bytes, where the programs reach the rate (`..._2000_mtu_1500_pct`);
+//! - frames of 1,518 bytes from the load generator, by UDP, in place of programs
+//!   (`generator_2000_pct`).
+//!
+//! # Cost
+//!
+//! Two and a half minutes. With the paper's length and repetitions (`--secs 60 --runs 3`) it takes
+//! an hour.
 
 use std::time::Duration;
 
@@ -33,24 +50,24 @@ use crate::rig::{Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
-/// Mbit/s.
+/// In Mbit/s.
 const RATES: [f64; 6] = [4.0, 8.0, 16.0, 32.0, 200.0, 2_000.0];
-/// From this one on the bar is [`WIDE_PCT`], and packets are of [`JUMBO`] bytes.
+/// From this rate on the bar is [`WIDE_PCT`], and packets have [`JUMBO`] bytes.
 const WIDE_FROM: f64 = 2_000.0;
 const BAR_PCT: f64 = 1.0;
 const WIDE_PCT: f64 = 2.0;
-/// The largest IP packet, elsewhere and from [`WIDE_FROM`] on.
+/// The largest IP packet, below [`WIDE_FROM`] and from it on.
 const USUAL: u16 = 1_500;
 const JUMBO: u16 = 9_000;
-/// Headers of IP and UDP.
+/// Bytes of the headers of IP and UDP.
 const HEADERS: u16 = 28;
 /// Seconds of a measurement.
 const SECS: f64 = 6.0;
-/// Between two readings.
+/// Time between two readings.
 const STEP: Duration = Duration::from_millis(250);
-/// What UDP offers of the rate.
+/// What UDP offers, as a multiple of the rate.
 const OFFERED: f64 = 1.25;
-/// How much more than a rate the programs must reach without a shaper.
+/// What the programs must reach without a shaper, as a multiple of the rate.
 const ROOM: f64 = 1.05;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +101,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Mbit/s that arrive while a client sends by `proto`, at most `mbps` of them if that is given.
+    /// Mbit/s that arrive while a client sends by `proto`, at most at `mbps` if that is given.
     fn through(&mut self, proto: Proto, mbps: Option<f64>) -> anyhow::Result<f64> {
         let Self { bed, stage, mtu, secs } = self;
         match mbps {
@@ -119,16 +136,16 @@ impl Bench<'_> {
 #[derive(Debug, Clone, Copy)]
 struct Judged {
     proto: Proto,
-    /// Its place in [`RATES`].
+    /// Index in [`RATES`], as a position on the x axis.
     at: f64,
     rate: f64,
     /// The mean of all runs, in percent of the rate.
     mean: f64,
-    /// The worst of them, in percent off.
+    /// The worst run's deviation from the rate, in percent.
     worst: f64,
 }
 
-/// All rates of an MTU.
+/// Judges all rates of an MTU.
 fn judge(
     context: &Context<'_>,
     bench: &mut Bench<'_>,
@@ -168,10 +185,11 @@ fn judge(
     Ok(())
 }
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When a program is missing or fails.
+///
+/// Fails if a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -188,7 +206,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// What passes at the highest rate in frames of an MTU of 1,500 from the load generator, in percent
+/// Throughput at the highest rate in frames of an MTU of 1,500 from the load generator, in percent
 /// of the rate.
 fn generated(bed: &Bed, secs: f64) -> anyhow::Result<f64> {
     let mut plan = plan();
@@ -198,7 +216,7 @@ fn generated(bed: &Bed, secs: f64) -> anyhow::Result<f64> {
     let offers = [(VM.to_owned(), Offer { size: 1_518, flows: 1, rate })];
     let span = Span { warm: secs / 3.0, secs, parts: 1 };
     let window = rig.awake(|rig| rig.once(bed, &offers, span));
-    // A daemon ends when it runs.
+    // A stopped daemon cannot exit.
     rig.switch.resume()?;
     let window = window?;
     let sent = window.sender(VM)?;
@@ -214,7 +232,7 @@ fn conclude(outcome: &mut Outcome, judged: &[Judged]) {
     let worst = |wide: bool| {
         let of = || judged.iter().filter(|judged| (judged.rate >= WIDE_FROM) == wide);
         let all = RATES.iter().filter(|rate| (**rate >= WIDE_FROM) == wide).count();
-        // Of rates that were not reached nothing is claimed, so not of all either.
+        // If a rate was not reached, nothing is claimed about it, and nothing about all rates.
         let whole = of().count() == all * Proto::ALL.len();
         if whole { of().map(|judged| judged.worst).fold(0.0, f64::max) } else { f64::NAN }
     };

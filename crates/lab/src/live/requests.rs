@@ -1,16 +1,31 @@
 //! VM jitter, Fig. 9, live: how long ApacheBench waits for answers of a shaped VM.
 //!
-//! **Problem.** Whether an answer begins at once or in up to 50 ms depends on where in the refill's
-//! period it falls. **Source.** VM jitter §V-B, Fig. 9: 2,000 requests for a file of 8 KB.
+//! # Problem
 //!
-//! **Rule.** nginx in the VM's namespace, ApacheBench (`ab`) in another, one connection after the
-//! other. What is claimed are `ab`'s own standard deviations of the waiting time (from the request
-//! to the answer's first byte). It prints tenths of a millisecond: of the token bucket's the least
-//! is taken that would be printed so, of smoothing's the greatest. Each request's time comes from a
-//! capture at `ab`'s side; its deviation stands beside (`capture_ms_std`). **Not as simulated:**
-//! before the worker takes a frame of any length, its shaper must have room for one of an MTU. So
-//! the token bucket seldom has an answer's first frame wait (one in eighty; simulated one in nine),
-//! and more often the short frames around it. **Cost.** Two minutes and a half.
+//! An answer begins at once or in up to 50 ms, depending on where in the refill period it falls.
+//!
+//! # Source
+//!
+//! VM jitter §V-B, Fig. 9: 2,000 requests for a file of 8 KB.
+//!
+//! # Approach
+//!
+//! nginx runs in the VM's namespace and ApacheBench (`ab`) in another, with one connection after
+//! the other. The claims are about `ab`'s own standard deviations of the waiting time, which lasts
+//! from the request to the answer's first byte. `ab` prints tenths of a millisecond. For the token
+//! bucket the claim takes the least value that would be printed so, and for smoothing the greatest.
+//! Each request's time comes from a capture at `ab`'s side, whose deviation is reported as well
+//! (`capture_ms_std`).
+//!
+//! # Departures
+//!
+//! Before the worker takes a frame of any length, its shaper must have room for one of an MTU. So
+//! the token bucket seldom delays an answer's first frame (one in eighty; simulated one in nine).
+//! It more often delays the short frames around it.
+//!
+//! # Cost
+//!
+//! Two and a half minutes.
 
 use std::time::Duration;
 
@@ -28,32 +43,33 @@ use crate::rig::plan::Plan;
 use crate::rig::platform;
 use penstock_guest::bed::Bed;
 
-/// The file.
+/// Size of the file.
 const BYTES: usize = 8_192;
 const HTTP: u16 = 80;
-/// Half of what `ab` prints.
+/// Half of the last digit that `ab` prints.
 const ROUNDING_MS: f64 = 0.05;
-/// Requests a second at the limit, rounded up, for runs of a given length.
+/// Requests per second at the limit, rounded up, for runs of a given length.
 const PER_SECOND: f64 = 28.0;
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// What `ab` said.
+/// What `ab` reported.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Said {
-    /// Standard deviation of the waiting time, ms.
+    /// Standard deviation of the waiting time, in ms.
     std: f64,
-    /// The same of connecting.
+    /// Standard deviation of the connection time, in ms.
     connect_std: f64,
-    /// All requests, s.
+    /// Duration of all requests, in s.
     secs: f64,
     answered: usize,
     failed: usize,
 }
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When a program is missing or fails.
+///
+/// Fails if a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (program, package) in
         [("ab", "apache2-utils"), ("nginx", "nginx-light"), ("tcpdump", "tcpdump")]
@@ -104,7 +120,7 @@ fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     stage.await_tcp(NET, VM_PLACE, HTTP)
 }
 
-/// So many requests, one after the other.
+/// Sends `requests` requests, one after the other.
 fn ask_for(bed: &Bed, stage: &mut Stage, requests: usize) -> anyhow::Result<(Said, Waited)> {
     let capture = Capture::start(bed, stage, NET, &format!("tcp port {HTTP}"))?;
     let url = format!("http://{}/", Plan::ip(VM_PLACE));
@@ -125,11 +141,11 @@ fn ask_for(bed: &Bed, stage: &mut Stage, requests: usize) -> anyhow::Result<(Sai
     Ok((of_ab, Waited { waiting, secs: of_ab.secs }))
 }
 
-/// What `ab` says at its end.
+/// Parses what `ab` prints at its end.
 fn read(said: &str) -> Option<Said> {
     let after = |label: &str| said.lines().find_map(|line| line.strip_prefix(label));
     let first = |label: &str| after(label)?.split_whitespace().next();
-    // Least, mean, deviation, median, greatest.
+    // The columns are least, mean, deviation, median and greatest.
     let std = |label: &str| after(label)?.split_whitespace().nth(2)?.parse().ok();
     Some(Said {
         std: std("Waiting:")?,
@@ -140,7 +156,7 @@ fn read(said: &str) -> Option<Said> {
     })
 }
 
-/// From each request to its answer's first byte, in ms: of one connection after the other.
+/// Times from each request to its answer's first byte, in ms, for one connection after the other.
 fn waiting(frames: &[Captured]) -> Vec<f64> {
     let (mut asked, mut waiting) = (None, Vec::new());
     for frame in frames {
@@ -184,7 +200,7 @@ mod tests {
             Captured { at: Nanos(micros * 1_000), bytes: 66 + u32::from(payload), head }
         };
         let frames = [
-            // The connection, a request, its acknowledgement, the answer in two frames.
+            // The connection, a request, its acknowledgement, and the answer in two frames.
             frame(0, true, 0),
             frame(100, false, 0),
             frame(200, true, 80),

@@ -1,18 +1,31 @@
-//! VM jitter, Fig. 8, live: an RTP stream from a shaped VM, as a capture has it.
+//! VM jitter, Fig. 8, live: an RTP stream from a shaped VM, as a capture shows it.
 //!
-//! **Problem.** The simulated stream is due at times that a program made up; a real one is sent by
-//! a real program, wakes up late and shares its core. **Source.** VM jitter §V-B, Fig. 8; RTP of
-//! transport streams: RFC 2250 §2 (the timestamp is when the first byte is due); clock references:
-//! ISO/IEC 13818-1 §2.4.3.5.
+//! # Problem
 //!
-//! **Rule.** ffmpeg makes a video; its clock references are set anew, so that seven packets of it
-//! are due at each of the times of the simulated stream, by the same seed, and the mean rate, FCS
-//! included, is the limit's. GStreamer sends it from the VM's namespace by those references, as VLC
-//! does: one frame when it is due, with that time as its timestamp. (A player that sends a whole
-//! picture at once, all with one timestamp, has 10 ms of jitter by that alone, whoever shapes it.)
-//! Jitter is RFC 3550's over the kernel's times of arrival in the receiver's namespace. tshark's
-//! mean of the same capture stands beside where it is installed (`tshark_jitter_ms_mean`).
-//! **Cost.** Two minutes and a quarter.
+//! The simulated stream is due at times that a program made up. A real stream is sent by a real
+//! program, which wakes up late and shares its core.
+//!
+//! # Source
+//!
+//! VM jitter §V-B, Fig. 8. RTP of transport streams: RFC 2250 §2 (the timestamp is when the first
+//! byte is due). Clock references: ISO/IEC 13818-1 §2.4.3.5.
+//!
+//! # Approach
+//!
+//! ffmpeg makes a video, and its clock references are rewritten. Seven packets of it are then due
+//! at each of the times of the simulated stream, with the same seed. The mean rate, FCS included,
+//! is the limit's.
+//!
+//! GStreamer sends the video from the VM's namespace by those references, as VLC does. It sends one
+//! frame when it is due, with that time as its timestamp. (A player that sends a whole picture at
+//! once, all with one timestamp, has 10 ms of jitter for that reason alone, with any shaper.)
+//!
+//! Jitter is RFC 3550's, over the kernel's times of arrival in the receiver's namespace. If tshark
+//! is installed, its mean of the same capture is reported as well (`tshark_jitter_ms_mean`).
+//!
+//! # Cost
+//!
+//! Two and a quarter minutes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -34,23 +47,25 @@ use crate::rig::platform;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::ask;
 
-/// What Ethernet adds to a frame, and the shaper counts.
+/// What Ethernet adds to a frame and the shaper counts.
 const FCS: u64 = 4;
-/// A transport stream's packet, and how many a frame carries.
+/// Bytes of a transport stream's packet, and packets that a frame carries.
 const PACKET: usize = 188;
 const PACKETS: usize = 7;
-/// Clock references count so many units in a millisecond.
+/// Units of a clock reference in a millisecond.
 const REFERENCE_KHZ: u64 = 27_000;
 pub(super) const PORT: u16 = 5_004;
-/// Between two looks whether the last frame has gone: longer than a token bucket's period.
+/// Interval between checks whether the last frame has left. It is longer than a token bucket's
+/// period.
 const QUIET: Duration = Duration::from_millis(200);
 /// How much longer than the video the player may take.
 const LATE: Duration = Duration::from_secs(20);
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When a program is missing or fails.
+///
+/// Fails if a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs_rtp()?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -87,7 +102,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// What [`video`] and [`play`] run.
+/// Checks the programs that [`video`] and [`play`] run.
 pub(super) fn needs_rtp() -> anyhow::Result<()> {
     for (program, package) in [
         ("ffmpeg", "ffmpeg"),
@@ -110,7 +125,8 @@ pub(super) fn needs_rtp() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// When each frame of the stream is due: Fig. 8's times, made longer by the FCS of each frame.
+/// Times at which the stream's frames are due: Fig. 8's times, made longer by the FCS of each
+/// frame.
 pub(super) fn due(seed: u64, secs: Option<f64>) -> Vec<Nanos> {
     let until = secs.map_or(Nanos::from_secs(SECS), |secs| {
         Nanos(u64::try_from(Duration::from_secs_f64(secs).as_nanos()).unwrap_or(u64::MAX))
@@ -120,11 +136,11 @@ pub(super) fn due(seed: u64, secs: Option<f64>) -> Vec<Nanos> {
     due.take_while(|due| *due < until).collect()
 }
 
-/// A video of as many packets as are due.
+/// Makes a video of as many packets as are due.
 pub(super) fn video(dir: &Path, due: &[Nanos]) -> anyhow::Result<PathBuf> {
     let file = dir.join("video.ts");
     let last = due.last().context("a stream of no packets")?;
-    // Somewhat more than is needed.
+    // A little more than is needed.
     let secs = (last.0 / 1_000_000_000 * 11 / 10 + 3).to_string();
     let mut command = Command::new("ffmpeg");
     command.args(["-v", "error", "-y", "-f", "lavfi", "-i", "testsrc2=size=352x288:rate=25"]);
@@ -138,8 +154,8 @@ pub(super) fn video(dir: &Path, due: &[Nanos]) -> anyhow::Result<PathBuf> {
     Ok(file)
 }
 
-/// Cuts a transport stream to frames that are due at these times and sets its clock references by
-/// them; `None` if it is too short or has none.
+/// Cuts a transport stream to frames that are due at these times, and sets its clock references
+/// accordingly. Returns `None` if the stream is too short or has no clock references.
 fn set_clock(stream: &mut Vec<u8>, due: &[Nanos]) -> Option<()> {
     let frames = due.len().checked_sub(1)?;
     let bytes = frames * PACKETS * PACKET;
@@ -163,13 +179,14 @@ fn set_clock(stream: &mut Vec<u8>, due: &[Nanos]) -> Option<()> {
     first.map(drop)
 }
 
-/// A clock reference's value: 33 bits that count to 300, six that are not used, nine of 300.
+/// A clock reference's value: 33 bits that count units of 300, six unused bits, and nine bits below
+/// 300.
 fn clock([a, b, c, d, e, f]: [u8; 6]) -> u64 {
     let bits = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
     (bits >> 15) * 300 + (bits & 0x1ff)
 }
 
-/// See [`clock`].
+/// The inverse of [`clock`].
 fn reference_of(clock: u64) -> [u8; 6] {
     let base = (clock / 300) & ((1 << 33) - 1);
     let bits = (base << 15) | (0x3f << 9) | (clock % 300);
@@ -177,7 +194,7 @@ fn reference_of(clock: u64) -> [u8; 6] {
     bytes
 }
 
-/// Sends the video to the network once: the capture's file, and its frames.
+/// Sends the video to the network once. Returns the capture's file and its frames.
 pub(super) fn play(
     bed: &Bed,
     stage: &mut Stage,
@@ -199,7 +216,7 @@ pub(super) fn play(
     let lasts = Duration::from_millis(6) * u32::try_from(frames)?;
     let said = stage.await_program(sender, lasts + LATE)?;
     anyhow::ensure!(!said.contains("ERROR"), "GStreamer said:\n{said}");
-    // What still waits for the shaper.
+    // Waits for what is still in the shaper.
     loop {
         let readings = stage.watch(QUIET.as_secs_f64(), QUIET)?;
         if let [before, .., after] = &readings[..]
@@ -213,7 +230,7 @@ pub(super) fn play(
     Ok(captured)
 }
 
-/// RTP's number and timestamp of a frame.
+/// RTP's sequence number and timestamp of a frame.
 fn rtp(frame: &Captured) -> Option<(u16, u32)> {
     let (17, udp, _) = frame.ipv4()? else { return None };
     let rtp = udp.get(8..20)?;
@@ -224,7 +241,7 @@ fn rtp(frame: &Captured) -> Option<(u16, u32)> {
     Some((number, u32::from_be_bytes([rtp[4], rtp[5], rtp[6], rtp[7]])))
 }
 
-/// The stream in a capture. A frame's delay is what it took longer than the fastest.
+/// The stream in a capture. A frame's delay is measured from the fastest frame.
 fn received(frames: &[Captured]) -> anyhow::Result<Received> {
     let packets: Vec<_> = frames.iter().filter_map(|f| Some((f.at, rtp(f)?))).collect();
     let [(start, (number, stamp)), ..] = packets[..] else { anyhow::bail!("no RTP packet came") };
@@ -264,7 +281,8 @@ fn tshark(capture: &Path) -> anyhow::Result<serde_json::Value> {
 
 /// The mean jitter in tshark's table of one stream.
 fn mean_jitter(said: &str) -> Option<f64> {
-    // Behind the lost packets' percentage: least, mean and largest gap, and the same of the jitter.
+    // After the lost packets' percentage come the least, mean and largest gap, and the same of the
+    // jitter.
     let mut words = said.lines().find(|line| line.contains(" 0x"))?.split_whitespace();
     words.find(|word| word.ends_with("%)"))?;
     words.nth(4)?.parse().ok()
@@ -311,7 +329,7 @@ mod tests {
         Captured { at: Nanos(1 << 60) + Nanos::from_millis(millis), bytes: 1_370, head }
     }
 
-    /// RFC 3550 A.8 by hand: D of 0, 900, 900; J of 0, 56.25, 109.
+    /// RFC 3550 A.8, calculated by hand: D is 0, 900, 900, and J is 0, 56.25, 109.
     #[test]
     fn jitter_is_that_of_the_capture_and_gaps_are_lost() {
         let stamp = |n: u32| 0xffff_ff00_u32.wrapping_add(1_800 * n);

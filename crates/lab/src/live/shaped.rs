@@ -1,4 +1,4 @@
-//! A VM whose port is shaped, and the network behind it: the stage of VM jitter's figures.
+//! A VM with a shaped port, and the network behind it: the stage of VM jitter's figures.
 
 use penstock_units::BitsPerSecond;
 
@@ -8,30 +8,29 @@ use crate::rig::plan::{Bound, Plan, Vm};
 use crate::rig::stats::to_f64;
 use penstock_guest::clock;
 
-/// The VM, which sends.
+/// The VM that sends.
 pub(super) const VM: &str = "vm1";
-/// Everybody else.
+/// Everything else.
 pub(super) const NET: &str = "net";
-/// Places in the plan.
+/// Indices in the plan.
 pub(super) const VM_PLACE: usize = 0;
-/// See [`VM_PLACE`].
 pub(super) const NET_PLACE: usize = 1;
 
 /// The VM and the network.
 pub(super) fn plan() -> Plan {
     let vm = Vm::sender(VM, NET, Bound::default());
     let net = Vm { answers: true, ..Vm::sink(NET) };
-    // Ports offer no offloads: a large segment would leave a shaper all at once.
+    // Ports offer no offloads, because a large segment would leave a shaper all at once.
     Plan::new("", vec![vm, net])
 }
 
-/// The same where times are measured.
+/// The same plan, for figures that measure times.
 pub(super) fn prompt_plan() -> Plan {
     Plan { prompt: true, ..plan() }
 }
 
-/// Does `work`; and the share of its time, in percent, in which the worker waited for its core:
-/// what departs then is late for no fault of the shaper's.
+/// Does `work`. Also returns the percentage of its time for which the worker waited for its core.
+/// Frames that depart then are late, but not because of the shaper.
 pub(super) fn waited<T>(
     stage: &mut Stage,
     work: impl FnOnce(&mut Stage) -> anyhow::Result<T>,
@@ -42,14 +41,14 @@ pub(super) fn waited<T>(
     Ok((done, 100.0 * waited))
 }
 
-/// Shapes what the VM sends from now on; a token bucket is refilled every 50 ms, as Xen's.
+/// Shapes what the VM sends from now on. A token bucket is refilled every 50 ms, as Xen's is.
 pub(super) fn shape(stage: &Stage, kind: Kind, rate: BitsPerSecond) -> anyhow::Result<()> {
     let period = if kind == Kind::TokenBucket { ", period_ms = 50" } else { "" };
     let shaper = kind.name();
     stage.set(VM, &format!("shape={{ send = {}, shaper = \"{shaper}\"{period} }}", rate.0))
 }
 
-/// Leaves what the VM sends alone from now on.
+/// Stops shaping what the VM sends.
 pub(super) fn unshape(stage: &Stage) -> anyhow::Result<()> {
     stage.set(VM, "shape=")
 }

@@ -1,15 +1,26 @@
 //! FS-VDE, Table II, live: five TCP flows of two clients share one output.
 //!
-//! **Problem.** c1 has one flow from one VM, c2 four from two VMs and is due twice what c1 gets.
-//! First come, first served, TCP gives each *flow* about the same. **Source.** FS-VDE §5, Tables I
-//! and II.
+//! # Problem
 //!
-//! **Rule.** Namespaces behind vhost-user endpoints, iperf3 in them, every flow to one server
-//! behind the shared output, which sends no faster than [`LINK`] whatever its order; both orders by
-//! turns, [`RUNS`] times each. Rates are what the switch took from each VM and sent on; the first
-//! third of a run is left out. `vde_switch` beside it, if it is there, has no rate of its own: its
-//! CPU is its link, as in the paper. **Departures.** The paper's clients were hosts with a VM each;
-//! no frame is cut to the MTU by a VM whose output takes it whole.
+//! c1 has one flow from one VM. c2 has four flows from two VMs and should get twice what c1 gets.
+//! First come, first served, TCP gives each *flow* about the same.
+//!
+//! # Source
+//!
+//! FS-VDE §5, Tables I and II.
+//!
+//! # Approach
+//!
+//! Namespaces stand behind vhost-user endpoints, with iperf3 in them. Every flow goes to one server
+//! behind the shared output, which sends no faster than [`LINK`] in either order. Both orders
+//! alternate, [`RUNS`] times each. Rates are what the switch took from each VM and sent on. The
+//! first third of a run does not count. If `vde_switch` is installed, it is measured as well. It
+//! has no rate of its own: its CPU is its link, as in the paper.
+//!
+//! # Departures
+//!
+//! The paper's clients were hosts with a VM each. If a VM's output takes a frame whole, the VM does
+//! not cut it to the MTU.
 
 use std::time::Duration;
 
@@ -24,9 +35,10 @@ use crate::rig::platform;
 use crate::rig::stats::middle;
 use penstock_guest::bed::Bed;
 
-/// What the output carries, with all that Ethernet adds to a frame: what the paper's switch did.
+/// Rate of the output, with all that Ethernet adds to a frame. It is the rate of the paper's
+/// switch.
 const LINK: u64 = 582_400_000;
-/// Between two readings.
+/// Time between two readings.
 const STEP: Duration = Duration::from_millis(250);
 /// Runs of each order.
 const RUNS: u32 = 3;
@@ -56,11 +68,11 @@ impl Order {
             name: (*name).to_owned(),
             tenant: tenant(client, *weight),
             to: Some(NET.to_owned()),
-            // The way back, of acknowledgements.
+            // The way back, for acknowledgements.
             ..Vm::default()
         };
         let mut vms: Vec<Vm> = VMS.iter().map(sender).collect();
-        // A queue of 5 ms, as deep for both.
+        // A queue of 5 ms, equally deep for both.
         let queue = match self {
             Self::Fifo => "egress = \"fifo\"\nqueue = { bytes = 1048576, wait_us = 20000 }\n",
             Self::FairShare => "egress = \"fair-share\"\n",
@@ -71,7 +83,7 @@ impl Order {
     }
 }
 
-/// What a run found: bits a second of each VM that were sent on.
+/// What a run found: the bits per second of each VM that were sent on.
 type Rates = [f64; 3];
 
 fn one(bed: &Bed, order: Order, secs: f64) -> anyhow::Result<Rates> {
@@ -89,7 +101,7 @@ fn one(bed: &Bed, order: Order, secs: f64) -> anyhow::Result<Rates> {
     let [first, .., last] = counted else { anyhow::bail!("{secs} s are too few for a reading") };
     let part = |vm: &str| {
         let of = |name: &str| last.per_second(first, vm, name);
-        // The other frames found no room in the queue, and came again.
+        // The other frames found no room in the queue, and were retransmitted.
         of("forwarded") / of("rx_frames").max(1.0)
     };
     Ok(VMS.map(|(vm, ..)| mean_bps(counted, vm) * part(vm)))
@@ -104,16 +116,17 @@ fn ratio(rates: &Rates) -> f64 {
     (rates[1] + rates[2]) / rates[0]
 }
 
-/// The least part that a client got of its due, in percent.
+/// The least percentage of its due that a client got.
 fn least_of_due(rates: &Rates) -> f64 {
     let all: f64 = rates.iter().sum();
     (100.0 * rates[0] * 3.0 / all).min(100.0 * (rates[1] + rates[2]) * 1.5 / all)
 }
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When a program is missing or fails.
+///
+/// Fails if a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -173,7 +186,7 @@ fn conclude(outcome: &mut Outcome, fifo: &[Rates], fair: &[Rates]) {
     );
 }
 
-/// The same flows through `vde_switch`, in Mbit/s by VM, as iperf3 says that they arrived.
+/// The same flows through `vde_switch`, in Mbit/s by VM, as iperf3 reports their arrival.
 fn vde(bed: &Bed, secs: f64) -> anyhow::Result<Value> {
     needs("vde_switch", "vde2")?;
     let mut switch = super::vde::VdeSwitch::start(bed, VMS.len() + 1)?;

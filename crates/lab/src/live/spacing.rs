@@ -1,17 +1,33 @@
 //! VM jitter, Fig. 10, live: how far apart a shaped VM's frames leave, over time.
 //!
-//! **Problem.** The simulation sees the shaper's window; outside one sees departures. **Source.**
+//! # Problem
+//!
+//! The simulation sees the shaper's window. From outside, only departures can be seen.
+//!
+//! # Source
+//!
 //! VM jitter §V-B, Fig. 10.
 //!
-//! **Rule.** A VM that always has frames of 1,500 bytes (iperf3, UDP) has been held to a quarter,
-//! or to four times, of 2 Mbit/s for [`BEFORE`] when its rate becomes 2 Mbit/s: the window stands
-//! four times off. A capture where the frames arrive says when each came. Between two frames lies
-//! what the first of them has for its length, told for 1,500 bytes. Then the same under Fig. 8's
-//! stream. A second is settled if its rate is within 2 % of the limit and its median spacing within
-//! the window of a shaper at that rate; steady is the second half. **Departure.** Nothing tells a
-//! running shaper to stand elsewhere, and a change of rate takes its window along at once; the
-//! simulation takes that away to see the controller, which is not to be seen here. Claims have no
-//! band: the spacing contains what the receiver's core adds. **Cost.** A minute and a half.
+//! # Approach
+//!
+//! A VM always has frames of 1,500 bytes to send (iperf3, UDP). For [`BEFORE`] it is limited to a
+//! quarter of 2 Mbit/s, or to four times that rate. Then its rate becomes 2 Mbit/s, and the window
+//! is off by a factor of four. A capture at the receiver records when each frame came. The spacing
+//! after a frame depends on that frame's length, and is scaled to 1,500 bytes. Then the same runs
+//! under Fig. 8's stream.
+//!
+//! A second is settled if its rate is within 2 % of the limit, and its median spacing is within the
+//! window of a shaper at that rate. The second half is the steady state.
+//!
+//! # Departures
+//!
+//! A running shaper's window cannot be set, and a change of rate moves the window at once. The
+//! simulation removes that move to show the controller, which cannot be seen here. Claims have no
+//! band, because the spacing contains what the receiver's core adds.
+//!
+//! # Cost
+//!
+//! A minute and a half.
 
 use std::time::Duration;
 
@@ -32,24 +48,25 @@ use penstock_guest::bed::Bed;
 use penstock_guest::clock;
 
 const FCS: u32 = 4;
-/// Payload of frames of 1,500 bytes with FCS.
+/// Payload of a frame of 1,500 bytes with FCS.
 const PAYLOAD: &str = "1454";
-/// What the VM offers, bits a second: more than four times the rate.
+/// What the VM offers, in bits per second: more than four times the rate.
 const OFFERED: &str = "10000000";
 /// Seconds at the other rate.
 const BEFORE: f64 = 3.0;
 /// Seconds at 2 Mbit/s.
 const SECS: f64 = 20.0;
-/// Seconds of that which are shown: not how connections begin.
+/// Seconds before the change that are shown. The beginning of connections is left out.
 const SHOWN: f64 = 2.0;
-/// How near a settled second's rate is.
+/// How near the limit a settled second's rate is, as a fraction of the limit.
 const NEAR: f64 = 0.02;
 const SERVER: u16 = 5_201;
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When a program is missing or fails.
+///
+/// Fails if a program is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     rtp::needs_rtp()?;
@@ -85,15 +102,16 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
 /// A frame that departed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Departed {
-    /// Seconds from the change on; before it negative.
+    /// Seconds since the change. Negative before it.
     at: f64,
-    /// Until the next frame, ms for 1,500 bytes.
+    /// Time until the next frame, in ms, scaled to 1,500 bytes.
     spacing: f64,
-    /// Its length with FCS.
+    /// Length with FCS.
     bytes: u32,
 }
 
-/// What departs around a change of the rate: before it was `off` times too slow.
+/// Captures what departs around a change of the rate. Before the change the rate is wrong by the
+/// factor `off`.
 fn change(bed: &Bed, stage: &mut Stage, off: f64, secs: f64) -> anyhow::Result<Vec<Departed>> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of `OFF`")]
     let before = BitsPerSecond((crate::rig::stats::to_f64(RATE.0) / off) as u64);
@@ -114,12 +132,12 @@ fn change(bed: &Bed, stage: &mut Stage, off: f64, secs: f64) -> anyhow::Result<V
     Ok(departures(&frames, at))
 }
 
-/// Lets seconds pass; whoever asks the switch meanwhile takes the receiver's core away.
+/// Lets seconds pass. A query to the switch during that time would take the receiver's core away.
 fn pass(stage: &Stage, secs: f64) -> anyhow::Result<()> {
     stage.watch(secs, Duration::from_secs_f64(secs)).map(drop)
 }
 
-/// Times and spacings of what was captured, from `zero` on.
+/// Times and spacings of the captured frames, from `zero` on.
 fn departures(frames: &[Captured], zero: Nanos) -> Vec<Departed> {
     let since = |from: Nanos, to: Nanos| {
         #[expect(clippy::cast_precision_loss, reason = "of a run")]
@@ -137,9 +155,9 @@ fn departures(frames: &[Captured], zero: Nanos) -> Vec<Departed> {
 /// A second after the change.
 #[derive(Debug, Clone, Copy)]
 struct Second {
-    /// Of the limit.
+    /// As a fraction of the limit.
     rate: f64,
-    /// Median spacing, ms for 1,500 bytes.
+    /// Median spacing, in ms, scaled to 1,500 bytes.
     spacing: f64,
 }
 
@@ -158,7 +176,7 @@ fn seconds(departed: &[Departed], secs: f64) -> Vec<Second> {
     (0..whole).map(second).collect()
 }
 
-/// Seconds before all that are settled.
+/// Number of seconds until all that follow are settled.
 fn settle(seconds: &[Second], window: &Window) -> usize {
     let spacings = frame_ms(window.low)..=frame_ms(window.high);
     let settled = |s: &Second| (s.rate - 1.0).abs() <= NEAR && spacings.contains(&s.spacing);
@@ -207,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_settled_when_all_later_seconds_are() {
-        // At first every 24 ms, then, from 2 s on, every 6 ms.
+        // A frame leaves every 24 ms at first, and every 6 ms from 2 s on.
         let times: Vec<u64> = (0..83).map(|n| n * 24).chain((333..1_000).map(|n| n * 6)).collect();
         let departed = departures(&frames(&times), Nanos::from_millis(1_000_000));
         let seconds = seconds(&departed, 5.5);

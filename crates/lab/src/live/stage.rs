@@ -1,11 +1,13 @@
-//! Real programs behind our switch: a namespace for each VM of a plan, its NIC an endpoint.
+//! Real programs behind our switch: each VM of a plan is a namespace with an endpoint as its NIC.
 //!
-//! **Rule.** The switch's worker has its core; endpoints, kernel stacks and all programs share the
-//! generator's. So the worker's `capacity` is capped, for every policy alike, until the switch and
-//! not the programs' core is what is short. Namespaces, daemons and files are the guard's to take
-//! down. Rates come from the switch's counters of what each port sent. Where times are what is
-//! measured, endpoints and programs run in real time ([`Plan::prompt`]): a kernel that preempts at
-//! its tick lets others keep the core for 4 ms, however low their priority.
+//! # Approach
+//!
+//! The switch's worker has its core. Endpoints, kernel stacks and all programs share the
+//! generator's. So the worker's `capacity` is capped, equally for every policy, until the switch is
+//! the bottleneck and not the programs' core. The guard takes down namespaces, daemons and files.
+//! Rates come from the switch's counters of what each port sent. If a figure measures times,
+//! endpoints and programs run in real time ([`Plan::prompt`]). A kernel that preempts at its tick
+//! lets others keep the core for 4 ms, however low their priority.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,10 +26,10 @@ use penstock_guest::bed::guard::{Ward, end_inside};
 use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
 use penstock_guest::clock;
 
-/// How long until namespaces are there and packets pass.
+/// Longest time until namespaces exist and packets pass.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// To `chrt`: in turns, at the least of all real-time priorities.
+/// Arguments for `chrt`: round-robin, at the lowest real-time priority.
 const REAL_TIME: [&str; 2] = ["-r", "1"];
 
 /// A switch with a namespace behind each of its ports.
@@ -51,13 +53,13 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Bits a second, FCS included, that `port` sent since `before`.
+    /// Bits per second, FCS included, that `port` sent since `before`.
     pub fn bps(&self, before: &Self, port: &str) -> f64 {
         let frames = self.per_second(before, port, "rx_frames");
         8.0 * (self.per_second(before, port, "rx_bytes") + 4.0 * frames)
     }
 
-    /// A counter's growth a second.
+    /// A counter's growth per second.
     pub fn per_second(&self, before: &Self, port: &str, name: &str) -> f64 {
         let grown = count(&self.stats, port, name).saturating_sub(count(&before.stats, port, name));
         to_f64(grown) / self.at.duration_since(before.at).as_secs_f64()
@@ -105,7 +107,7 @@ impl Stage {
         Ok(Self { programs, _endpoint: endpoint, ours, dir, core, prompt, namespaces })
     }
 
-    /// Where its files are.
+    /// Directory of its files.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -124,7 +126,7 @@ impl Stage {
         Ok(command)
     }
 
-    /// Starts a program in the namespace of `vm`; it ends with the stage, if not sooner.
+    /// Starts a program in the namespace of `vm`. It ends with the stage at the latest.
     pub fn start_program(
         &mut self,
         bed: &Bed,
@@ -143,19 +145,19 @@ impl Stage {
         self.dir.join(format!("program-{program}.log"))
     }
 
-    /// Waits for the end of a program and returns what it said.
+    /// Waits for the end of a program and returns its output.
     pub fn await_program(&mut self, program: usize, limit: Duration) -> anyhow::Result<String> {
         let running = self.programs.get_mut(program).and_then(Option::as_mut);
         running.context("no such program")?.await_end(limit)?;
         self.said(program)
     }
 
-    /// What a program has said so far.
+    /// The output of a program so far.
     pub fn said(&self, program: usize) -> anyhow::Result<String> {
         std::fs::read_to_string(self.log(program)).context("reading what a program said")
     }
 
-    /// Waits until a program has said `text`; an error if it ends before.
+    /// Waits until a program has printed `text`. Fails if it ends before.
     pub fn await_said(
         &mut self,
         program: usize,
@@ -169,12 +171,12 @@ impl Stage {
         })
     }
 
-    /// How many programs were started.
+    /// Number of programs that were started.
     pub fn programs(&self) -> usize {
         self.programs.len()
     }
 
-    /// Ends some of them.
+    /// Ends some of the programs.
     pub fn end_programs(&mut self, which: std::ops::Range<usize>) {
         for program in self.programs.get_mut(which).into_iter().flatten() {
             drop(program.take());
@@ -197,12 +199,12 @@ impl Stage {
         self.ours.ctl(&["port", "set", port, change, "--no-save"]).map(drop)
     }
 
-    /// Limits what a port sends, in bits a second without FCS.
+    /// Limits what a port sends, in bits per second without FCS.
     pub fn limit(&mut self, port: &str, bits: f64) -> anyhow::Result<()> {
         self.ours.limit(port, Some(bits))
     }
 
-    /// As of [`Switch`].
+    /// As for [`Switch`].
     pub fn waited_ns(&self) -> u64 {
         self.ours.waited_ns()
     }

@@ -1,19 +1,29 @@
-//! C2QoS Fig. 13, live: the link, and not the core, is what VMs compete for.
+//! C2QoS Fig. 13, live: VMs compete for the link, not for the core.
 //!
-//! **Problem.** VM1 bought 2 parts at 128 bytes, VM2 6 parts at 1024 bytes. Then VM1 sends frames
-//! of 1518 bytes: out of the cycles it bought it gets so many bits that the uplink is full.
+//! # Problem
 //!
-//! **Source.** C2QoS §VII and Fig. 13.
+//! VM1 bought 2 parts at 128 bytes, and VM2 bought 6 parts at 1024 bytes. Then VM1 sends frames of
+//! 1518 bytes. With the cycles it bought it now gets so many bits that the uplink is full.
 //!
-//! **Rule.** The stand-in of the uplink is a VM that empties its ring no faster than a link of the
-//! given rate would carry the frames (20 bytes each for preamble and gap). What cycles a frame
-//! of each profile costs is measured right before and right after ([`super::bracket`]); the two
-//! parts are scaled so that they are 90 % of what the worker may spend, [`CORE_PART`] of its core;
-//! the link is 15 % above what was sold. Each such run has a switch of its own, without or with
-//! `link` in its configuration, which switches the handler on. VM1 floods after the event, VM2
-//! offers 2 % more than it bought throughout.
+//! # Source
 //!
-//! **Cost.** About 30 s on a machine that is quiet.
+//! C2QoS §VII and Fig. 13.
+//!
+//! # Approach
+//!
+//! - A VM stands in for the uplink. It empties its ring no faster than a link of the given rate
+//!   would carry the frames, with 20 bytes for each frame's preamble and gap.
+//! - The cycles that a frame of each profile costs are measured right before and right after
+//!   ([`super::bracket`]).
+//! - The two parts are scaled so that they are 90 % of what the worker may spend, which is
+//!   [`CORE_PART`] of its core. The link is 15 % above what was sold.
+//! - Each such run has a switch of its own, without or with `link` in its configuration. That
+//!   setting switches the handler on.
+//! - VM1 floods after the event. VM2 offers 2 % more than it bought throughout.
+//!
+//! # Cost
+//!
+//! About 30 s on a quiet machine.
 
 use serde_json::json;
 
@@ -27,21 +37,21 @@ use crate::rig::{Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
-/// Sold of the core.
+/// Part of the core that is sold.
 const SOLD: f64 = 0.9;
-/// The link over what was sold.
+/// Rate of the link, as a multiple of what was sold.
 const LINK: f64 = 1.15;
-/// What well-behaved VMs offer over what they bought.
+/// What well-behaved VMs offer, as a multiple of what they bought.
 const OVER: f64 = 1.02;
-/// Frame sizes: VM1's and VM2's profile, and what VM1 turns to.
+/// Frame sizes: VM1's and VM2's profile, and the size that VM1 changes to.
 const SIZES: [u16; 3] = [128, 1024, 1518];
-/// What VM2 bought over what VM1 bought.
+/// What VM2 bought, as a multiple of what VM1 bought.
 const RATIO: f64 = 3.0;
-/// A window in which a frame's cost is measured.
+/// The window in which a frame's cost is measured.
 const COST: Span = Span { warm: 0.03, secs: 0.12, parts: 3 };
 /// Seconds between two points of the curves.
 const STEP: f64 = 0.1;
-/// Within this of its rate before, VM2 has it again, in percent.
+/// VM2 has recovered if its rate is within this percentage of its rate before the event.
 const RECOVERED: f64 = 2.0;
 
 /// Bits of a frame, FCS included.
@@ -49,18 +59,18 @@ fn bits(size: u16) -> f64 {
     f64::from(size) * 8.0
 }
 
-/// What was sold, in bits a second, FCS included, and its cycles.
+/// What was sold, in bits per second (FCS included) and in cycles.
 #[derive(Debug, Clone, Copy)]
 struct Sale {
     bits: [f64; 2],
     cycles: [f64; 2],
     link: f64,
-    /// Cycles a second that the worker may spend.
+    /// Cycles per second that the worker may spend.
     capacity: f64,
 }
 
 impl Sale {
-    /// `frame`: cycles of a frame of each of [`SIZES`].
+    /// `frame` holds the cycles of a frame of each of [`SIZES`].
     fn new(frame: [f64; 3], capacity: f64) -> Self {
         let per_bit = [frame[0] / bits(SIZES[0]), frame[1] / bits(SIZES[1])];
         let first = SOLD * capacity / (per_bit[0] + RATIO * per_bit[1]);
@@ -109,14 +119,14 @@ struct Costs {
     doubt: Option<Doubt>,
 }
 
-/// What a run found: VM1's and VM2's bits a second over time, the event in the middle.
+/// What a run found: VM1's and VM2's bits per second over time. The event is in the middle.
 #[derive(Debug, Clone, Default)]
 struct Curves {
     vms: [Vec<f64>; 2],
     doubt: Option<Doubt>,
 }
 
-/// Runs by turns with calibrations.
+/// Runs that alternate with calibrations.
 #[derive(Debug)]
 struct Runs<'a> {
     bed: &'a Bed,
@@ -138,7 +148,7 @@ impl Turns for Runs<'_> {
                 let offers = [("vm1".to_owned(), greedy)];
                 let (found, window) = rig.cost(bed, &offers, COST)?;
                 *cost = found.cycles;
-                // By no frame at all nothing can be sold.
+                // If no frame moved, nothing can be sold.
                 let none = (found.cycles <= 0.0).then_some(Doubt::GeneratorShort);
                 costs.doubt = costs.doubt.or(none).or_else(|| doubt(&window, &offers));
             }
@@ -162,7 +172,7 @@ impl Turns for Runs<'_> {
                 curve.extend(&sent.parts);
             }
         }
-        // A daemon ends when it runs.
+        // A stopped daemon cannot exit.
         Ok(curves)
     }
 
@@ -184,23 +194,24 @@ fn parts(secs: f64) -> u32 {
     (secs / STEP).round() as u32
 }
 
-/// VM2 after the event: its change in percent over the second half, and seconds until it has its
-/// rate again, for good.
+/// How VM2 fared after the event: its change in percent over the second half, and the seconds until
+/// it has recovered for good.
 fn effect(curve: &[f64]) -> (f64, f64) {
     let (before, after) = curve.split_at(curve.len() / 2);
     let normal = middle(before);
     let change = |rate: f64| 100.0 * (rate / normal - 1.0);
-    // One point below is the machine's.
+    // A single low point is caused by the machine.
     let low = |pair: &[f64]| pair.iter().all(|rate| change(*rate) < -RECOVERED);
     let last_low = after.windows(2).rposition(low);
     let points = last_low.map_or(0, |at| u32::try_from(at + 2).unwrap_or(u32::MAX));
     (change(middle(&after[after.len() / 2..])), f64::from(points) * STEP)
 }
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When the switch cannot be started or fails.
+///
+/// Fails if the switch cannot be started or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(1.5).max(0.8);
@@ -261,7 +272,8 @@ mod tests {
         let sale = Sale::new([120.0, 250.0, 320.0], 2e9);
         assert!((sale.cycles[0] + sale.cycles[1] - 1.8e9).abs() < 1.0);
         assert!((sale.bits[1] / sale.bits[0] - 3.0).abs() < 1e-9);
-        // The event fills the link: VM1's cycles in frames of 1518 bytes, beside VM2's rate.
+        // The event fills the link: VM1's cycles buy frames of 1518 bytes, in addition to VM2's
+        // rate.
         let event = sale.cycles[0] / 320.0 * bits(1518) + sale.bits[1];
         assert!(event > sale.link, "{event} {}", sale.link);
     }

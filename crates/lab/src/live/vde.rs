@@ -1,7 +1,10 @@
-//! `vde_switch` with namespaces behind it, to be measured beside ours.
+//! `vde_switch` with namespaces behind it, to be compared with our switch.
 //!
-//! **Rule.** One switch process on the worker's core; for each VM a namespace with a TAP that
-//! `vde_plug2tap` joins to it, on the generator's core, as all programs. The guard takes all down.
+//! # Approach
+//!
+//! One switch process runs on the worker's core. Each VM is a namespace with a TAP that
+//! `vde_plug2tap` joins to the switch. That program runs on the generator's core, as all other
+//! programs do. The guard takes everything down.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,10 +20,9 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{Ward, end_inside};
 use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
 
-/// How long until packets pass.
+/// Longest time until packets pass.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// See the module's text.
 #[derive(Debug)]
 pub(super) struct VdeSwitch {
     programs: Vec<Daemon>,
@@ -32,14 +34,14 @@ pub(super) struct VdeSwitch {
 }
 
 impl VdeSwitch {
-    /// Starts it with so many namespaces.
+    /// Starts the switch with `vms` namespaces.
     pub(super) fn start(bed: &Bed, vms: usize) -> anyhow::Result<Self> {
         needs("vde_plug2tap", "vde2")?;
         let dir = bed.dir().join("vde");
         std::fs::create_dir_all(&dir).context("making a directory")?;
         let (socket, pid) = (dir.join("switch"), dir.join("switch.pid"));
         let (worker, core) = (bed.worker_core().to_string(), bed.generator_core().to_string());
-        // Without `-d` its input is its console, and it ends with that.
+        // Without `-d` its input is its console, and it ends when that ends.
         let mut command = Command::new("taskset");
         command.args(["-c", &worker, "vde_switch", "-d", "-s"]).arg(&socket).arg("-p").arg(&pid);
         ask(&mut command).context("starting vde_switch")?;
@@ -110,7 +112,7 @@ impl VdeSwitch {
         })
     }
 
-    /// Waits for the end of a program and returns what it said.
+    /// Waits for the end of a program and returns its output.
     pub(super) fn await_end(&mut self, program: usize, limit: Duration) -> anyhow::Result<String> {
         self.programs.get_mut(program).context("no such program")?.await_end(limit)?;
         std::fs::read_to_string(self.log(program)).context("reading what a program said")
@@ -122,7 +124,7 @@ impl Drop for VdeSwitch {
         self.programs.clear();
         self.plugs.clear();
         self.namespaces.iter().for_each(|netns| end_inside(netns));
-        // It may have ended; if it cannot be ended, the guard does it.
+        // It may have ended already. If this signal does not end it, the guard does.
         let _ = kill(Pid::from_raw(self.pid), Signal::SIGTERM);
     }
 }

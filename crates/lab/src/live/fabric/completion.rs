@@ -1,12 +1,23 @@
-//! QShare, Fig. 5, live: how long flows take, ours beside static reservation and one queue.
+//! QShare, Fig. 5, live: flow completion times under our system, static reservation and a single
+//! queue.
 //!
-//! **Source.** QShare §VII-B, on the world of [`super::guarantees`]. **What is compared.** Every VM
-//! fetches flows of the enterprise table from random VMs of its tenant on other hosts, over a
-//! connection of its own each, and pauses as there; the same seed for each system. *tcp*: the
-//! controller gives no queues, and hosts hold nobody. *Static reservation*: no queues either, and
-//! hosts delay what each VM sends and receives to its guarantee. *Ours*: queues follow use, and who
-//! has none is held. A flow's time begins when its connection is opened. With each system flows
-//! count that begin after the warm-up and are over at the end.
+//! # Source
+//!
+//! QShare §VII-B, on the world of [`super::guarantees`].
+//!
+//! # Approach
+//!
+//! Every VM fetches flows of the enterprise table from random VMs of its tenant on other hosts.
+//! Each flow has a connection of its own. Clients pause as in the paper, and all systems get the
+//! same seed.
+//!
+//! - *tcp*: the controller gives no queues, and hosts limit no tenant.
+//! - *Static reservation*: no queues either. Hosts delay what each VM sends and receives to its
+//!   guarantee.
+//! - *Ours*: queues follow use, and tenants without a queue are limited.
+//!
+//! A flow's time begins when its connection is opened. For each system, flows count if they begin
+//! after the warm-up and are complete at the end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,28 +39,28 @@ const CLIENTS: usize = 4;
 /// Longest pause of a client.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A system.
 struct System {
     name: &'static str,
     /// The controller's mode.
     mode: &'static str,
-    /// Whether hosts delay what each VM sends and receives to what it bought.
+    /// Whether hosts delay what each VM sends and receives to the rate it bought.
     reserves: bool,
-    /// Whether hosts hold tenants without a queue.
+    /// Whether hosts limit tenants without a queue.
     holds: bool,
 }
 
-/// In the order in which they run: nobody has a queue of its own in the first two.
+/// Systems in the order in which they run. No tenant has a queue of its own in the first two.
 const SYSTEMS: [System; 3] = [
     System { name: "tcp", mode: "hold", reserves: false, holds: false },
     System { name: "static", mode: "hold", reserves: true, holds: false },
     System { name: "ours", mode: "active", reserves: false, holds: true },
 ];
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When something cannot be started or fails.
+///
+/// Fails if something cannot be started or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(SECS);
@@ -88,13 +99,13 @@ fn clients(world: &World) -> anyhow::Result<Vec<Client>> {
     Ok(clients)
 }
 
-/// Without those that began in the warm-up.
+/// Removes flows that began in the warm-up.
 fn counted(mut ended: Vec<Ended>) -> Vec<Ended> {
     ended.retain(|flow| flow.began >= WARM_UP);
     ended
 }
 
-/// The mean time of a flow, milliseconds.
+/// Reports the flows, and returns their mean time in milliseconds.
 fn tell(outcome: &mut Outcome, name: &str, ended: &[Ended]) -> anyhow::Result<f64> {
     anyhow::ensure!(!ended.is_empty(), "{name}: no flow ended");
     let millis = |flow: &Ended| 1e3 * flow.took.as_secs_f64();

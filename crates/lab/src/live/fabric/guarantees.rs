@@ -1,14 +1,19 @@
-//! QShare, Fig. 4, live: ten tenants on one core link, their guarantees held and the core full.
+//! QShare, Fig. 4, live: ten tenants share one core link. They keep their guarantees, and the core
+//! is full.
 //!
-//! **Source.** QShare §VII-A, scaled: links of [`LINK`] in place of 1 Gbit/s, so a tenant has 4.7
-//! Mbit/s of the core. VMs, connections and times are those of the simulated figure
-//! (`figures/qshare_core.rs`); placement is the controller's, half of each tenant in either
-//! rack.
+//! # Source
 //!
-//! **What is compared.** A tenant's rate in a direction is what its VMs in that rack received by
-//! their hosts' counters, acknowledgements included; what it may expect is its guarantee, for it
-//! always wants more. A sample is a second long, and counts from one second after a tenant began:
-//! before, TCP has not found out what there is. How full the core is the bridges count.
+//! QShare §VII-A, scaled: links of [`LINK`] in place of 1 Gbit/s, so a tenant has 4.7 Mbit/s of the
+//! core. VMs, connections and times are those of the simulated figure (`figures/qshare_core.rs`).
+//! The controller places each tenant, half of it in either rack.
+//!
+//! # Approach
+//!
+//! A tenant's rate in a direction is what its VMs in that rack received by their hosts' counters,
+//! acknowledgements included. It is compared with the tenant's guarantee, because the tenant always
+//! wants more. A sample is a second long. It counts from one second after the tenant began, because
+//! TCP needs that second to find the available rate. The bridges' counters show the utilization of
+//! the core.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,24 +29,24 @@ use crate::rig::platform;
 use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 
-/// Every link, bits a second.
+/// Rate of every link, in bits per second.
 pub(super) const LINK: u64 = 50_000_000;
-/// What a tenant has of the core, bits a second.
+/// A tenant's guarantee on the core, in bits per second.
 pub(super) const GUARANTEE: u64 = 4_700_000;
-/// Between two decisions, as in the paper.
+/// Time between two decisions, as in the paper.
 const INTERVAL: Duration = Duration::from_secs(4);
 /// Seconds of each part.
 const SECS: f64 = 12.0;
 const RANDOM_SECS: f64 = 30.0;
 /// A tenant's first samples, in which its connections find their rates.
 const BEGINNING: Duration = Duration::from_secs(1);
-/// Connections a VM: as in the simulated figure.
+/// Connections of a VM, as in the simulated figure.
 const STEADY: usize = 4;
 const RANDOM: usize = 12;
 /// Longest pause of a client.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A world as of this figure.
+/// A world for this figure.
 pub(super) fn plan(sizes: &[usize]) -> Plan {
     let tenant = |vms: &usize| {
         let fewer = u64::try_from(vms / RACKS).unwrap_or(1).max(1);
@@ -55,10 +60,11 @@ pub(super) fn plan(sizes: &[usize]) -> Plan {
     }
 }
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// When something cannot be started or fails.
+///
+/// Fails if something cannot be started or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(SECS);
@@ -83,7 +89,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// T1 to T5 from the beginning, T6 and T8 to T10 in between, T7 last.
+/// T1 to T5 start at the beginning, T6 and T8 to T10 in between, and T7 last.
 fn starts(seed: u64, secs: f64) -> Vec<Duration> {
     let mut rng = Rng::new(seed).fork(4);
     let mut at = |tenant: usize| match tenant {

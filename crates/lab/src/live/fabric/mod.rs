@@ -1,10 +1,10 @@
 //! The fabric, live: a controller that governs real packets of ten hosts in two racks.
 //!
-//! | Module | What it is |
+//! | Module | Content |
 //! |---|---|
 //! | `world` | namespaces, bridges, hosts, VMs, the controller |
 //! | `programs` | TCP of all VMs, in one thread |
-//! | `samples` | seconds of a world, read |
+//! | `samples` | measured seconds of a world |
 //! | `guarantees` | QShare, Fig. 4 |
 //! | `completion` | QShare, Fig. 5 |
 //! | `story` | what `make fabric-demo` tells |

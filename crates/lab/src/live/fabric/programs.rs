@@ -1,10 +1,16 @@
 //! What runs in the tenants' VMs: TCP clients and servers of all of them in one thread.
 //!
-//! **Problem.** A hundred VMs with some connections each are thousands of processes, and their
-//! schedulers would be what is measured. **Rule.** One thread opens each socket in its VM's network
-//! namespace and serves all by one epoll. A client asks one of its servers for so many bytes over a
-//! connection of its own, and counts itself what came; the kernel's TCP does the rest. A connection
-//! that is refused or breaks ends the run: nothing here may lose one.
+//! # Problem
+//!
+//! A hundred VMs with several connections each would need thousands of processes. The figure would
+//! then measure the scheduling of those processes.
+//!
+//! # Approach
+//!
+//! One thread opens each socket in its VM's network namespace, and serves all sockets by one epoll.
+//! A client asks one of its servers for a number of bytes over a connection of its own. It counts
+//! what arrives, and the kernel's TCP does the rest. A connection that is refused or breaks ends
+//! the run, because nothing here may lose one.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -31,48 +37,46 @@ use penstock_sim::fabric::SizeTable;
 
 use penstock_guest::clock;
 
-/// Where servers listen, and where datagrams go.
+/// Port of the servers and of the datagrams.
 const PORT: u16 = 5_001;
-/// Bytes that are written or read at once.
+/// Largest number of bytes in one read or write.
 const CHUNK: usize = 64 * 1024;
 /// Bytes of a request.
 const REQUEST: usize = 8;
 /// Bytes of a datagram.
 const DATAGRAM: usize = 1_400;
-/// The congestion control of all connections, Linux's own default (RFC 9438), whatever this
-/// machine's is: BBR, for one, takes what polices it for a path of that rate for a long time.
+/// The congestion control of all connections: Linux's own default (RFC 9438), whatever this machine
+/// uses. BBR, for example, takes a policer for a path of that rate, and does so for a long time.
 const CONGESTION: &str = "cubic";
-/// How often datagrams are sent, and orders looked at.
+/// Interval at which datagrams are sent and orders are read.
 const TICK: Duration = Duration::from_millis(2);
-/// Of all bytes that a client asks for who never has enough.
+/// What a client asks for if it always wants more.
 const ENDLESS: u64 = u64::MAX;
 
-/// A VM.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
     pub netns: String,
     pub ip: Ipv4Addr,
 }
 
-/// What a client wants.
 #[derive(Debug, Clone)]
 pub(super) enum Wants {
     /// All that it can get, from one server.
     All,
-    /// Flows by the table; after each it pauses, with equal chance or not at all, up to this long.
+    /// Flows with sizes from the table. With equal chance a client pauses after a flow or does not;
+    /// the pause is at most this long.
     Flows(Arc<SizeTable>, Duration),
-    /// To be rid of datagrams, bits a second, whoever has room for them.
+    /// Sends datagrams at this rate in bits per second, whether or not anything has room for them.
     Datagrams(f64),
 }
 
-/// A client.
 #[derive(Debug, Clone)]
 pub(super) struct Client {
     pub vm: usize,
-    /// VMs that it asks, one of them at a time.
+    /// VMs that it asks, one at a time.
     pub servers: Vec<usize>,
     pub wants: Wants,
-    /// When it begins.
+    /// Time at which it begins.
     pub from: Duration,
 }
 
@@ -80,12 +84,12 @@ pub(super) struct Client {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub bytes: u64,
-    /// When its connection was opened, from when clients began.
+    /// Time at which its connection was opened, since the clients began.
     pub began: Duration,
     pub took: Duration,
 }
 
-/// See the module's text; ends when dropped.
+/// The thread that runs all programs. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Programs {
     stop: Arc<AtomicBool>,
@@ -95,7 +99,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Starts them; clients begin from now on.
+    /// Starts the thread. Clients begin at this moment.
     pub fn start(places: Vec<Place>, clients: Vec<Client>, seed: u64) -> anyhow::Result<Self> {
         let (stop, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::default()));
         let (theirs, kept) = (Arc::clone(&stop), Arc::clone(&ended));
@@ -114,12 +118,12 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Since clients began.
+    /// Time since the clients began.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Whether they still run; else why not.
+    /// Fails if the programs no longer run, with the reason.
     pub fn check(&mut self) -> anyhow::Result<()> {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             return self.finish();
@@ -145,7 +149,7 @@ impl Drop for Programs {
     }
 }
 
-/// A client's turn.
+/// A client that is due for its next action.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: Instant,
@@ -155,9 +159,9 @@ struct Due {
 #[derive(Debug)]
 enum Peer {
     Listener(TcpListener),
-    /// What is still to be sent; none: the request has not come.
+    /// Bytes still to be sent. `None`: the request has not come.
     Server(TcpStream, Option<u64>),
-    /// Whose it is, what it asked for, what it still waits for, and since when.
+    /// The client's number, what it asked for, what it still waits for, and since when.
     Client {
         stream: TcpStream,
         client: usize,
@@ -188,7 +192,8 @@ struct All {
     next: u64,
     due: BinaryHeap<Reverse<Due>>,
     floods: Vec<Flood>,
-    /// Nobody reads them; they are there so that nobody answers that nobody listens.
+    /// Nothing reads from these sockets. They exist so that the kernel does not answer datagrams
+    /// with "port unreachable".
     _deaf: Vec<UdpSocket>,
     ended: Arc<Mutex<Vec<Ended>>>,
     began: Instant,
@@ -254,7 +259,7 @@ impl All {
         Ok(())
     }
 
-    /// What this thread opens from now on is in the VM's namespace.
+    /// Whatever this thread opens from now on is in the VM's namespace.
     fn enter(&self, vm: usize) -> anyhow::Result<()> {
         setns(&self.namespaces[vm], CloneFlags::CLONE_NEWNET)
             .with_context(|| format!("entering {}", self.places[vm].netns))
@@ -324,7 +329,7 @@ impl All {
         }
         let (stream, since) = (TcpStream::from(fd), clock::now());
         let peer = Peer::Client { stream, client, asked, left: asked, since, sent: false };
-        // Writable: connected.
+        // It becomes writable when it is connected.
         self.add(peer, EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT)
     }
 
@@ -347,7 +352,7 @@ impl All {
         Ok(())
     }
 
-    /// A server's turn; false when it has ended.
+    /// Serves a server's socket. Returns false if the connection has ended.
     fn send(
         &self,
         id: u64,
@@ -356,7 +361,7 @@ impl All {
     ) -> anyhow::Result<bool> {
         let Some(left) = left else {
             let mut request = [0; REQUEST];
-            // The first segment has all of it.
+            // The first segment holds the whole request.
             match would_block(stream.read(&mut request))? {
                 None => return Ok(true),
                 Some(0) => return Ok(false),
@@ -373,14 +378,14 @@ impl All {
                 Ok(None) => return Ok(true),
                 Ok(Some(written)) if *left != ENDLESS => *left -= u64::try_from(written)?,
                 Ok(Some(_)) => {}
-                // Its client was told to end.
+                // Its client was stopped.
                 Err(_) => return Ok(false),
             }
         }
         Ok(false)
     }
 
-    /// A client's turn; false when its flow has ended.
+    /// Serves a client's socket. Returns false if its flow has ended.
     fn receive(&mut self, id: u64, peer: &mut Peer) -> anyhow::Result<bool> {
         let Peer::Client { stream, client, asked, left, since, sent } = peer else {
             return Ok(true);
@@ -415,7 +420,7 @@ impl All {
         Ok(true)
     }
 
-    /// A client's pause before its next flow.
+    /// Pauses a client before its next flow.
     fn rest(&mut self, client: usize) {
         let Wants::Flows(_, most) = &self.clients[client].wants else { return };
         let pause = if self.rng.chance_ppm(500_000) {
@@ -436,7 +441,7 @@ impl All {
                 match flood.socket.send_to(&self.buffer[..DATAGRAM], flood.to) {
                     Ok(_) => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        // Its VM's queue is full: it does not come by more later.
+                        // The VM's queue is full. The missing datagrams are not made up for later.
                         flood.sent = since * flood.bps;
                     }
                     Err(error) => return Err(error).context("sending a datagram"),

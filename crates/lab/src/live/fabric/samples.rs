@@ -1,4 +1,4 @@
-//! Seconds of a world: programs run, and what they got is read.
+//! Runs programs in a world and reads, second by second, what they got.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 use penstock_guest::clock;
 
-/// Before what counts: two intervals of 4 s and a report.
+/// Time before samples count: two intervals of 4 s and a report.
 pub(super) const WARM_UP: Duration = Duration::from_secs(9);
-/// Between two samples.
+/// Time between two samples.
 const SAMPLE: Duration = Duration::from_secs(1);
 
 /// Starts clients in the VMs.
@@ -31,7 +31,7 @@ pub(super) fn others(world: &World, vm: usize, fit: impl Fn(&Vm) -> bool) -> Vec
     all.filter(|(_, of)| of.tenant == tenant && fit(of)).map(|(nth, _)| nth).collect()
 }
 
-/// A sample: its end, from when counting began, and what was found in it.
+/// A sample: its end, since counting began, and what it found.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub from: Duration,
@@ -40,7 +40,7 @@ pub(super) struct Sample {
     link: f64,
 }
 
-/// Samples of `secs` after the warm-up.
+/// Takes samples for `secs` after the warm-up.
 pub(super) fn watch(
     world: &mut World,
     programs: &mut Programs,
@@ -49,7 +49,7 @@ pub(super) fn watch(
     watch_and((world, programs), secs, || ())
 }
 
-/// The same; `look` is called before the first sample and after each.
+/// The same, and calls `look` before the first sample and after each.
 pub(super) fn watch_and(
     (world, programs): (&mut World, &mut Programs),
     secs: f64,
@@ -78,7 +78,7 @@ pub(super) fn watch_and(
     Ok(samples)
 }
 
-/// How full the core was, mean of both directions.
+/// Utilization of the core in percent, as the mean of both directions.
 pub(super) fn used_pct(sample: &Sample) -> f64 {
     let both: f64 = sample.rates.core.iter().sum();
     100.0 * both / (2.0 * sample.link)

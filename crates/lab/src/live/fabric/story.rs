@@ -1,15 +1,26 @@
 //! The story that `make fabric-demo` tells: tenants share a core link, one bursts, one attacks.
 //!
-//! **Problem.** Ten tenants were sold 4.7 of the core's 50 Mbit/s each. Eight of them use all they
-//! can get. Then the ninth, idle so far, *bursts*: eight times as many connections as the others.
-//! Then the tenth *attacks*: its VMs send datagrams at 20 Mbit/s each, to nobody who wants them.
-//! **What is compared.** What the worst served of the eight had of its guarantee, by phase, a
-//! second after its beginning and on.
+//! # Problem
 //!
-//! **A disturbed machine.** A second in which others had [`TAKEN_PCT`] of our cores or more does
-//! not count. If less than half of a phase counts, all its seconds do, and its numbers are *rough*:
-//! it fails nobody. If they are less than was promised, all is tried again with phases of twice the
-//! length. **Cost.** About a minute, three on a disturbed machine.
+//! Ten tenants bought 4.7 of the core's 50 Mbit/s each. Eight of them use all they can get. Then
+//! the ninth, idle so far, *bursts*: it opens eight times as many connections as the others. Then
+//! the tenth *attacks*: its VMs send datagrams at 20 Mbit/s each to VMs that do not want them.
+//!
+//! # Approach
+//!
+//! For each phase, the run compares the worst served of the eight with its guarantee. Seconds count
+//! from one second after the phase's beginning.
+//!
+//! # A disturbed machine
+//!
+//! A second does not count if other programs had [`TAKEN_PCT`] of our cores or more. If less than
+//! half of a phase counts, all its seconds do, and its numbers are *rough*. Rough numbers are never
+//! a failure. If they are less than was promised, everything is repeated with phases of twice the
+//! length.
+//!
+//! # Cost
+//!
+//! About a minute, three on a disturbed machine.
 
 use std::time::Duration;
 
@@ -23,36 +34,38 @@ use crate::rig::platform;
 use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 
-/// Seconds of a phase; a new tenant is scored after the interval in which it began.
+/// Seconds of a phase. A new tenant is scored after the interval in which it began.
 const SECS: f64 = 10.0;
-/// Lengths of phases that are tried, in units of that.
+/// Lengths of phases that are tried, as multiples of [`SECS`].
 const LENGTHS: [f64; 2] = [1.0, 2.0];
-/// A second counts if others had less than this of our cores.
+/// A second counts if others had less than this percentage of our cores.
 const TAKEN_PCT: f64 = 5.0;
-/// Connections of a VM, and of one that bursts.
+/// Connections of a VM, and of a VM that bursts.
 const CONNECTIONS: usize = 4;
 const BURST: usize = 32;
-/// What an attacker's VM sends, bits a second.
+/// What an attacker's VM sends, in bits per second.
 const ATTACK: f64 = 20e6;
-/// Who does.
+/// The tenants that burst and attack.
 const BURSTS: usize = 8;
 const ATTACKS: usize = 9;
-/// Ids, what is going on, and in a sentence when that was.
+/// Phase ids, what happens, and a clause that says when it was.
 const PHASES: [(&str, &str, &str); 3] = [
     ("calm", "eight tenants use all they can get", "in the calm phase"),
     ("burst", "the ninth bursts", "while the ninth tenant burst"),
     ("attack", "the tenth attacks", "while the tenth attacked"),
 ];
-/// What each of the eight is to have of its guarantee, and how full the core is to be, in per cent.
+/// The percentage of its guarantee that each of the eight must have, and the core's least
+/// utilization in percent.
 const KEEP_PCT: f64 = 98.0;
 const FULL_PCT: f64 = 97.0;
-/// Before a change counts.
+/// Time before a change counts.
 const SETTLES: Duration = Duration::from_secs(1);
 
-/// Runs it.
+/// Runs the demo.
 ///
 /// # Errors
-/// When something cannot be started or fails.
+///
+/// Fails if something cannot be started or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
@@ -114,12 +127,12 @@ fn draw(outcome: &mut Outcome, samples: &[Sample]) {
     outcome.series("core", "%", points(samples, used_pct));
 }
 
-/// One second of a phase, in per cent.
+/// One second of a phase, in percent.
 #[derive(Debug, Clone, Default)]
 struct Second {
     /// What each of the eight had of its guarantee, in each direction.
     kept: Vec<f64>,
-    /// How full the core was.
+    /// Utilization of the core.
     core: f64,
     /// What others had of our cores.
     taken: f64,
@@ -148,23 +161,23 @@ fn seconds(
     of_phase.map(second).collect()
 }
 
-/// What a phase showed, in per cent.
+/// What a phase showed, in percent.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Phase {
-    /// What the worst served of the eight had of its guarantee on average, and in its worst second.
+    /// What the worst served of the eight had of its guarantee, on average and in its worst second.
     kept: Option<f64>,
     worst: Option<f64>,
-    /// How full the core was on average, and in its worst second.
+    /// Utilization of the core, on average and in its worst second.
     core: Option<f64>,
     core_worst: Option<f64>,
-    /// Seconds that count, and all.
+    /// Seconds that count, and all seconds.
     counted: usize,
     seconds: usize,
-    /// Whether disturbed seconds count, as the others are too few.
+    /// Whether disturbed seconds count, because there are too few others.
     rough: bool,
 }
 
-/// The mean of those that a measurement can have.
+/// The mean of the values that a measurement can have.
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let possible = values.filter(|value| (0.0..1e6).contains(value));
     let (sum, n) = possible.fold((0.0, 0.0), |(sum, n), value| (sum + value, n + 1.0));
@@ -172,7 +185,7 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 impl Phase {
-    /// Whether somebody had less than was promised.
+    /// Whether a tenant had less than was promised.
     fn is_short(&self) -> bool {
         let below = |value: Option<f64>, least: f64| value.is_none_or(|pct| pct < least);
         below(self.kept, KEEP_PCT) || below(self.core, FULL_PCT)
@@ -257,7 +270,7 @@ fn story(phases: &[Phase; 3], machine: &Machine) -> [String; 3] {
     ]
 }
 
-/// What the machine was like.
+/// Describes the machine.
 fn conditions(phases: &[Phase; 3], machine: &Machine) -> String {
     let all: usize = phases.iter().map(|phase| phase.seconds).sum();
     let counted: usize = phases.iter().map(|phase| phase.counted).sum();
@@ -273,7 +286,7 @@ fn conditions(phases: &[Phase; 3], machine: &Machine) -> String {
     }
 }
 
-/// Tenants over time, and the core.
+/// Tenants and the core over time.
 pub(crate) fn picture(record: &Record) -> Picture {
     let begins = record.platform.get("phases_begin_s").and_then(serde_json::Value::as_array);
     let begins: Vec<f64> =

@@ -1,12 +1,21 @@
 //! Two racks on this machine: namespaces, bridges, a controller, ten hosts with their tenants' VMs.
 //!
-//! **Rule.** A rack's switch, and the core, is a Linux bridge in a namespace of its own, whose
-//! ports the controller shapes and queues by `linux-tc`. A host is our daemon with an agent; its
-//! uplink is a packet socket, each VM a TAP in a namespace. Controller and agents speak over
-//! loopback, as over a network for management. The controller starts first and places tenants;
-//! hosts have VMs where it put them. **Departure.** A host's own link is as fast as `veth` towards
-//! its rack, and paced on the way back: workers that pace and share a core would spin for it.
-//! **Cost.** Some 120 namespaces; the guard takes them down.
+//! # Approach
+//!
+//! A rack's switch is a Linux bridge in a namespace of its own, and so is the core. The controller
+//! shapes and queues their ports by `linux-tc`. A host is our daemon with an agent. Its uplink is a
+//! packet socket, and each VM is a TAP in a namespace. Controller and agents communicate over
+//! loopback, as they would over a management network. The controller starts first and places the
+//! tenants. Hosts have VMs where the controller placed them.
+//!
+//! # Departures
+//!
+//! Towards its rack, a host's own link is as fast as `veth`. The link is paced only on the way back.
+//! If the workers paced it, they would spin, although they share a core.
+//!
+//! # Cost
+//!
+//! Some 120 namespaces, which the guard takes down.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -33,30 +42,31 @@ use penstock_guest::clock;
 /// Racks, and hosts of each.
 pub(super) const RACKS: usize = 2;
 pub(super) const HOSTS: usize = 5;
-/// VMs that a host may have: one more than in the paper's testbed. Of a tenant with an odd number
-/// one rack has the larger half, and placement gives it to the same rack each time.
+/// VMs that a host may have: one more than in the paper's testbed. If a tenant has an odd number of
+/// VMs, one rack gets the larger half, and placement gives it to the same rack each time.
 const SLOTS: usize = 11;
 /// Queues of a port.
 pub(super) const QUEUES: usize = 8;
-/// The tenants' first VLAN.
+/// The first tenant's VLAN.
 const VLAN: usize = 100;
-/// How long a daemon may take to be there, and the fabric to be whole.
+/// Longest time for a daemon to start, and for the fabric to be complete.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a world is made of.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// Every link, bits a second.
+    /// Rate of every link, in bits per second.
     pub link: u64,
-    /// Between two decisions.
+    /// Time between two decisions.
     pub interval: Duration,
-    /// VMs of each tenant, and what each may send and receive, bits a second.
+    /// For each tenant its number of VMs, and what each VM may send and receive, in bits per
+    /// second.
     pub tenants: Vec<(usize, u64)>,
     /// Whether the page is served.
     pub page: bool,
 }
 
-/// A VM and where it is.
+/// A VM and its place.
 #[derive(Debug, Clone)]
 pub(super) struct Vm {
     pub tenant: usize,
@@ -65,7 +75,7 @@ pub(super) struct Vm {
     port: String,
 }
 
-/// The worlds' name of a tenant.
+/// Name of a tenant in these worlds.
 pub(super) fn tenant_name(tenant: usize) -> String {
     format!("t{}", tenant + 1)
 }
@@ -73,14 +83,14 @@ pub(super) fn tenant_name(tenant: usize) -> String {
 /// What was counted at one moment.
 #[derive(Debug, Clone)]
 pub(super) struct Reading {
-    /// Of each host: when by its clock, nanoseconds, and by tenant the bytes that its VMs received
-    /// over the network.
+    /// For each host the time by its clock, in nanoseconds, and by tenant the bytes that its VMs
+    /// received over the network.
     hosts: Vec<(u64, BTreeMap<String, u64>)>,
     /// Bytes that each rack sent to the core, and when.
     core: [(Instant, u64); RACKS],
 }
 
-/// Rates between two readings, bits a second.
+/// Rates between two readings, in bits per second.
 #[derive(Debug, Clone)]
 pub(super) struct Rates {
     /// By tenant, what its VMs in each rack received.
@@ -113,24 +123,24 @@ impl Rates {
     }
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(super) struct World {
     pub vms: Vec<Vm>,
-    /// Where the page is, if it is served.
+    /// Address of the page, if it is served.
     pub page: Option<String>,
     hosts: Vec<Daemon>,
     controller: Daemon,
     dir: PathBuf,
     tag: String,
     plan: Plan,
-    /// Where the kernel tells what the interfaces of each rack's switch have sent: read at once,
-    /// and so at a known time, which a program that is started for it is not.
+    /// The kernel's files with what the interfaces of each rack's switch have sent. Reading a file
+    /// takes no time, so the time of a reading is known. If a program were started for it, it would
+    /// not be.
     counters: [File; RACKS],
 }
 
 impl World {
-    /// Starts it and waits until the controller hears all hosts.
+    /// Starts the world and waits until the controller hears all hosts.
     pub fn start(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         let dir = bed.dir().join(name);
         std::fs::create_dir(&dir).context("making a directory")?;
@@ -173,7 +183,7 @@ impl World {
         Ok(world)
     }
 
-    /// What the controller says.
+    /// Sends a command to the controller and returns its answer.
     pub fn ask(&self, words: &[&str]) -> anyhow::Result<Value> {
         let mut command = penstock()?;
         command.arg("--socket").arg(self.dir.join("controller.sock")).arg("controller");
@@ -181,12 +191,12 @@ impl World {
         serde_json::from_str(&said).context("reading what the controller said")
     }
 
-    /// Has the controller decide, or leave queues as they are.
+    /// Lets the controller decide, or leave queues as they are.
     pub fn mode(&self, mode: &str) -> anyhow::Result<()> {
         self.ask(&["mode", mode]).map(drop)
     }
 
-    /// Has hosts delay what each VM sends and receives to what it bought, or no more.
+    /// Makes hosts delay what each VM sends and receives to the rate it bought, or stop doing so.
     pub fn reserve(&self, on: bool) -> anyhow::Result<()> {
         for vm in &self.vms {
             let bought = self.plan.tenants[vm.tenant].1;
@@ -199,7 +209,7 @@ impl World {
         Ok(())
     }
 
-    /// Has hosts hold tenants as the controller says, or leave them to themselves.
+    /// Makes hosts limit tenants as the controller says, or stop doing so.
     pub fn hold(&self, on: bool) -> anyhow::Result<()> {
         let keys = if on {
             ["send=", "receive="]
@@ -217,12 +227,12 @@ impl World {
         Ok(())
     }
 
-    /// What a link carries, bits a second.
+    /// Rate of a link, in bits per second.
     pub fn link(&self) -> u64 {
         self.plan.link
     }
 
-    /// Whether all of it runs.
+    /// Checks that all of it runs.
     pub fn check(&mut self) -> anyhow::Result<()> {
         self.controller.check().context("the controller")?;
         for (host, daemon) in self.hosts.iter_mut().enumerate() {
@@ -231,7 +241,7 @@ impl World {
         Ok(())
     }
 
-    /// Has the controller place the tenants, and gives their VMs to the hosts.
+    /// Makes the controller place the tenants, and gives their VMs to the hosts.
     fn place(&mut self) -> anyhow::Result<()> {
         let file = self.dir.join("tenants.toml");
         std::fs::write(&file, tenants(&self.plan))?;
@@ -279,7 +289,8 @@ impl World {
 
     fn host_file(&self, bed: &Bed, host: usize, agents: u16) -> anyhow::Result<String> {
         let at = self.dir.join(format!("host{host}"));
-        // The kernel does its part of a frame's way on the sender's core: both have their half.
+        // The kernel does its part of a frame's path on the sender's core. So each core gets half
+        // of the hosts.
         let cores = [bed.worker_core(), bed.generator_core()];
         let (at, worker) = (at.display(), cores[host % 2]);
         let mut text = format!(
@@ -353,7 +364,7 @@ impl World {
         let read = self.counters[rack].read_at(&mut text, 0).context("reading counters")?;
         let text = String::from_utf8_lossy(&text[..read]);
         let uplink = text.lines().find_map(|line| line.trim_start().strip_prefix("uplink:"));
-        // Eight columns of what was received, and then bytes that were sent.
+        // A line has eight columns of received counts, and then the bytes that were sent.
         let bytes = uplink.and_then(|line| line.split_whitespace().nth(8)?.parse().ok());
         Ok((at, bytes.context("the counters of a rack's uplink")?))
     }
@@ -364,14 +375,14 @@ fn ensure_leads(status: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both addresses of the controller: ports that nobody has now.
+/// Both addresses of the controller, with ports that are free now.
 fn free_ports() -> anyhow::Result<[u16; 2]> {
     let bound = || std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let (first, second) = (bound()?, bound()?);
     Ok([first.local_addr()?.port(), second.local_addr()?.port()])
 }
 
-/// What a namespace's interfaces count, to be read again and again.
+/// The counters of a namespace's interfaces, as a file that can be read repeatedly.
 fn counters_of(netns: &str) -> anyhow::Result<File> {
     let path = penstock_guest::endpoint::netns_path(netns);
     let open = move || -> anyhow::Result<File> {
@@ -379,7 +390,7 @@ fn counters_of(netns: &str) -> anyhow::Result<File> {
         setns(&space, CloneFlags::CLONE_NEWNET).context("entering a rack's namespace")?;
         File::open("/proc/thread-self/net/dev").context("opening a rack's counters")
     };
-    // A thread of its own: it does not come back from there.
+    // A thread of its own opens it, because a thread cannot come back from that namespace.
     let thread = std::thread::Builder::new().name("counters".to_owned()).spawn(open);
     let opened = thread.context("starting a thread")?.join();
     opened.map_err(|_| anyhow::anyhow!("the thread that opens counters panicked"))?
@@ -391,7 +402,7 @@ fn netns(bed: &Bed, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bridges and the links between them.
+/// Creates the bridges and the links between them.
 fn underlay(bed: &Bed, tag: &str) -> anyhow::Result<()> {
     let mut switches: Vec<String> = (0..RACKS).map(|rack| format!("{tag}-r{rack}")).collect();
     switches.push(format!("{tag}-core"));

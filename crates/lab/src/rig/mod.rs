@@ -1,17 +1,21 @@
 //! A switch under test with its load attached.
 //!
-//! **Problem.** Benchmarks and live figures compare switches on a machine with few cores. Two
-//! switches that run at once disturb each other, and so does every other program.
+//! # Problem
 //!
-//! **Approach.** One switch runs and the others are stopped (SIGSTOP) with their connections open.
-//! One loop on the generator's core plays all VMs ([`fleet`]; a benchmark's pair is a fleet of
-//! two, [`pair`]). If worker or generator waited for its core in a window, the window is repeated a
-//! few times, and the quietest one counts, whatever its result ([`quietest`]).
+//! Benchmarks and live figures compare switches on a machine with few cores. Two switches that run
+//! at once disturb each other, and so does every other program.
+//!
+//! # Approach
+//!
+//! One switch runs, and the others are stopped (SIGSTOP) with their connections open. One loop on
+//! the generator's core plays all VMs ([`fleet`]). A benchmark's pair is a fleet of two ([`pair`]).
+//! If worker or generator waited for its core in a window, the window is repeated a few times. The
+//! quietest one counts, whatever its result ([`quietest`]).
 //!
 //! | Module | Content |
 //! |---|---|
 //! | `switch` | the trait of a switch under test |
-//! | `penstock`, `ovs` | Penstock and OVS-DPDK behind it |
+//! | `penstock`, `ovs` | Penstock and OVS-DPDK as implementations of it |
 //! | `through` | interfaces through which frames leave a switch and return |
 //! | `plan` | VMs and their contracts, as Penstock's configuration and as OVS's flows |
 //! | `fleet`, `pair` | the load: windows of many VMs, and the benchmarks' windows of two |
@@ -39,11 +43,11 @@ use plan::Plan;
 use stats::to_f64;
 use switch::{Case, Switch, WorkerReading};
 
-/// A window with more wait for a core than this share of it is repeated.
+/// A window is repeated if the wait for a core exceeds this share of it.
 const QUIET: f64 = 0.01;
-/// Most windows that are taken for one.
+/// Largest number of windows taken for one.
 const TRIES: usize = 3;
-/// Seconds of load before the counting starts.
+/// Seconds of load before counting starts.
 const WARM_SECS: f64 = 0.15;
 /// Parts of a window.
 const PARTS: u32 = 8;
@@ -59,7 +63,7 @@ pub(crate) struct Rig {
 /// How long a window lasts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
-    /// Seconds of load before the counting starts.
+    /// Seconds of load before counting starts.
     pub warm: f64,
     /// Seconds that are counted.
     pub secs: f64,
@@ -70,7 +74,7 @@ pub(crate) struct Span {
 /// The result of a calibration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capacity {
-    /// Frames a second of all senders together.
+    /// Frames per second of all senders together.
     pub pps: f64,
     /// Cycles of the worker per frame.
     pub cycles: f64,
@@ -120,7 +124,7 @@ impl<T: Timed> Sample<T> {
         percent_of(self.window.waited_ns(), self.window.secs())
     }
 
-    /// The greater of the two, as a share.
+    /// The greater of both waits, as a share.
     pub fn wait_share(&self) -> f64 {
         self.worker_wait_percent().max(self.generator_wait_percent()) / 100.0
     }
@@ -130,8 +134,8 @@ fn percent_of(ns: u64, secs: f64) -> f64 {
     100.0 * Duration::from_nanos(ns).as_secs_f64() / secs
 }
 
-/// Takes windows until `wait`, the share of it that somebody waited for a core, is small in one;
-/// returns the quietest of a few.
+/// Takes windows until `wait` is small in one, and returns the quietest of a few. `wait` is the
+/// share of the window for which the worker or the generator waited for a core.
 fn quietest<T>(
     wait: impl Fn(&T) -> f64,
     mut take: impl FnMut() -> anyhow::Result<T>,
@@ -150,12 +154,12 @@ fn quietest<T>(
 }
 
 impl Rig {
-    /// Penstock by `plan` with its VMs, stopped.
+    /// Penstock according to `plan` with its VMs, stopped.
     pub fn ours(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         Self::by_plan(bed, name, plan, Penstock::by_plan(bed, name, plan)?)
     }
 
-    /// OVS-DPDK by `plan` with its VMs, stopped.
+    /// OVS-DPDK according to `plan` with its VMs, stopped.
     pub fn peer(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         Self::by_plan(bed, name, plan, ovs::OvsDpdk::by_plan(bed, name, plan)?)
     }
@@ -170,7 +174,7 @@ impl Rig {
         rig.with_context(|| format!("attaching the VMs to {name}"))
     }
 
-    /// A benchmark's switch, which has just started, with a pair of VMs; stopped.
+    /// A benchmark's switch that has just started, with a pair of VMs. It is stopped.
     pub fn pair(bed: &Bed, switch: impl Switch + 'static, link: &Link) -> anyhow::Result<Self> {
         Self::attach(bed, switch, |switch| Fleet::pair(switch, link))
     }
@@ -209,8 +213,8 @@ impl Rig {
         done
     }
 
-    /// Runs `warm`, then `run` between two readings of the worker, no frame being under way at
-    /// either; the quietest of a few.
+    /// Runs `warm`, then `run` between two readings of the worker. No frame is under way at either
+    /// reading. Returns the quietest of a few.
     pub fn sample<T: Timed + Send>(
         &mut self,
         bed: &Bed,
@@ -229,7 +233,8 @@ impl Rig {
         })
     }
 
-    /// A window of `secs` under these offers while all other VMs are silent; the quietest of a few.
+    /// A window of `secs` under these offers while all other VMs are silent. Returns the quietest
+    /// of a few.
     pub fn window(
         &mut self,
         bed: &Bed,
@@ -255,7 +260,7 @@ impl Rig {
         bed.on_generator_core(|| fleet.run(switch, warm, secs, parts))
     }
 
-    /// What a frame costs under these offers, and the window in which that was found.
+    /// The cost of a frame under these offers, and the window in which it was measured.
     pub fn cost(
         &mut self,
         bed: &Bed,

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// The distribution of repeated runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
-    /// Of an even number of runs, the mean of the two in the middle.
+    /// The median. If the number of runs is even, it is the mean of the two middle values.
     pub median: f64,
     pub min: f64,
     pub max: f64,
@@ -13,7 +13,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// The spread of `values`, `None` if there are none.
+    /// The spread of `values`. `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -28,7 +28,7 @@ impl Spread {
     }
 }
 
-/// The median of `values`, NaN if there are none.
+/// The median of `values`. NaN if there are none.
 pub(crate) fn middle(values: &[f64]) -> f64 {
     Spread::of(values).map_or(f64::NAN, |spread| spread.median)
 }
@@ -39,7 +39,7 @@ pub(crate) fn to_f64(count: u64) -> f64 {
     count as f64
 }
 
-/// The median of `above[i] / below[i]`: neighbouring runs share the machine's speed.
+/// The median of `above[i] / below[i]`. Neighbouring runs share the machine's speed.
 pub(crate) fn paired_ratio(above: &[f64], below: &[f64]) -> Option<f64> {
     let ratios: Vec<f64> =
         above.iter().zip(below).filter(|(_, b)| **b > 0.0).map(|(a, b)| a / b).collect();
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_pair() {
-        // The machine slowed down by two in the middle: the ratio did not change.
+        // The machine slowed down by a factor of two in the middle. The ratio did not change.
         let theirs = [300.0, 600.0, 600.0];
         let ours = [100.0, 200.0, 200.0];
         assert!((paired_ratio(&theirs, &ours).unwrap() - 3.0).abs() < 1e-9);

@@ -8,7 +8,8 @@ use penstock_guest::bed::Bed;
 use penstock_guest::mac::Mac;
 use serde_json::{Map, Value};
 
-/// The least limit in bits a second: the configuration takes no less, and OVS reads 0 as no limit.
+/// The least limit in bits per second. The configuration accepts no less, and OVS reads 0 as no
+/// limit.
 pub(crate) const LEAST_BITS: f64 = 8_000.0;
 
 /// One of the two VMs of a benchmark.
@@ -89,10 +90,10 @@ pub(crate) trait Switch: std::fmt::Debug + Send + Sync {
     fn read(&mut self) -> anyhow::Result<WorkerReading>;
     /// Like `read`, but a worker that took no frame is an error.
     fn read_some(&mut self) -> anyhow::Result<WorkerReading>;
-    /// Limits what a port sends to `bits` a second, counted as the switch's policer does. `None`
+    /// Limits what a port sends to `bits` per second, counted as the switch's policer does. `None`
     /// removes the limit.
     fn limit(&mut self, port: &str, bits: Option<f64>) -> anyhow::Result<()>;
-    /// Asks the control socket of Penstock. `None` if the switch is another one.
+    /// Asks the control socket of Penstock. `None` for any other switch.
     fn ask(&self, words: &[&str]) -> Option<anyhow::Result<String>>;
 }
 

@@ -1,10 +1,12 @@
-//! A way out of the switch and back in: what uplinks cost, measured as VM to VM.
+//! A path out of the switch and back in. It measures what uplinks cost as a path from VM to VM.
 //!
-//! **Rule.** Frames from VM a leave the switch by an interface, cross the kernel once, come in by
-//! another, and go to VM b; b's to a the other way. So the same generator, sockets, counting and
-//! loss hold as between VMs, and a frame has one sending and one receiving uplink behind it: the
-//! worker takes it twice. The interfaces are the two ends of a veth, or two TAPs on a bridge of the
-//! kernel's, in a namespace of their own, where nothing else speaks.
+//! # Approach
+//!
+//! Frames from VM a leave the switch by an interface, cross the kernel once, come in by another,
+//! and go to VM b. Frames from b to a go the other way. So generator, sockets, counting and loss
+//! are the same as between VMs. A frame passes one sending and one receiving uplink, and the worker
+//! takes it twice. The interfaces are the two ends of a veth, or two TAPs on a bridge of the
+//! kernel. They are in a namespace of their own, where nothing else sends.
 
 use std::process::Command;
 
@@ -29,12 +31,12 @@ pub enum Through {
 /// The ports of the interfaces.
 pub(crate) const ENDS: [&str; 2] = ["u0", "u1"];
 
-/// Where frames of a VM go from each port: from, to, and whose.
+/// Where frames go from each port: the port, the next port, and the VM that gets the frames.
 pub(crate) const HOPS: [(&str, &str, PairVm); 4] =
     [("a", "u0", VM_B), ("u1", "b", VM_B), ("b", "u1", VM_A), ("u0", "a", VM_A)];
 
 impl Through {
-    /// Its name in reports and in Penstock's configuration.
+    /// Name in reports and in Penstock's configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Xdp => "xdp",
@@ -43,7 +45,7 @@ impl Through {
         }
     }
 
-    /// What makes a port of an interface in OVS.
+    /// Arguments that make an interface a port of OVS.
     pub fn in_ovs(self, interface: &str) -> String {
         match self {
             Self::Xdp => "type=afxdp options:n_rxq=1".to_owned(),
@@ -52,7 +54,7 @@ impl Through {
                  qpairs=1,qdisc_bypass=1,blocksz=65536,framesz=2048,framecnt=4096"
             ),
             Self::Tap => {
-                // It wants as many receive queues as OVS has threads that send.
+                // OVS requires as many receive queues as it has threads that send.
                 format!(
                     "type=dpdk options:n_rxq=2 \
                      options:dpdk-devargs=net_tap_{interface},iface={interface}"
@@ -70,14 +72,14 @@ pub(crate) struct Outside {
 }
 
 impl Outside {
-    /// Makes it, with the veth if the way is one; the guard takes it down.
+    /// Creates the namespace, and the veth if `way` uses one. The guard takes it down.
     pub fn make(bed: &Bed, way: Through, of: &str) -> anyhow::Result<Self> {
         let netns = format!("pb{}-{of}", std::process::id());
         bed.guard().take(&Ward::Netns(netns.clone()))?;
         ask(Command::new("ip").args(["netns", "add", &netns]))?;
         let outside = Self { way, netns };
         outside.ip("link set lo up")?;
-        // Nobody but the benchmark sends.
+        // Only the benchmark sends.
         let quiet = ["all", "default"].map(|of| format!("net.ipv6.conf.{of}.disable_ipv6=1"));
         let in_there = ["netns", "exec", &outside.netns, "sysctl", "-qw"];
         ask(Command::new("ip").args(in_there).args(quiet))?;
@@ -96,7 +98,7 @@ impl Outside {
         ask(command.args(["-n", &self.netns]).args(words.split_whitespace())).map(drop)
     }
 
-    /// Once the switch has its ports: joins the TAPs.
+    /// Joins the TAPs, once the switch has its ports.
     pub fn join(&self) -> anyhow::Result<()> {
         if self.way != Through::Tap {
             return Ok(());

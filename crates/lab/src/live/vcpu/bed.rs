@@ -22,11 +22,11 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{THIS_PROGRAM, Ward};
 use penstock_guest::bed::process::{Daemon, await_some};
 
-/// How long guests and scheduler may take to be there.
+/// Longest time for guests and scheduler to start.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// A tmpfs on every Linux: the scheduler writes there at each poll.
+/// A tmpfs on every Linux. The scheduler writes there at each poll.
 const SHARED_MEMORY: &str = "/dev/shm";
-/// What a scheduler or a guest may outlive the run by, should all else fail.
+/// Seconds for which a scheduler or a guest may outlive the run if everything else fails.
 const SPARE_SECS: f64 = 30.0;
 
 /// A core with VMs on it.
@@ -40,11 +40,10 @@ pub(super) struct Stage {
 /// What a VM is promised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Terms {
-    /// `vcpu_mode`.
     pub mode: Mode,
-    /// In milliseconds; nothing without a mode that has one.
+    /// In milliseconds. Ignored if the mode has no deadline.
     pub deadline_ms: u32,
-    /// `vcpu_weight`.
+    /// The VM's `vcpu_weight`.
     pub weight: u16,
 }
 
@@ -55,12 +54,12 @@ pub(super) enum Mode {
     None,
     /// Runs again within its deadline.
     Periodic,
-    /// The same after an event, of which the scheduler is told.
+    /// Runs within its deadline after an event of which the scheduler is notified.
     Event,
 }
 
 impl Mode {
-    /// Its name in results.
+    /// Name in results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -79,7 +78,7 @@ impl Terms {
         Self { mode, deadline_ms, weight: 1 }
     }
 
-    /// What a scheduler's configuration says of the micro-guest of that name.
+    /// The table of the micro-guest `name` in a scheduler's configuration.
     pub fn table(&self, name: &str) -> String {
         let mode = match self.mode {
             Mode::None => String::new(),
@@ -99,7 +98,7 @@ impl Terms {
 }
 
 impl Stage {
-    /// The core that `--worker-core` names, measured from the generator's.
+    /// Uses the core that `--worker-core` names, and measures from the generator's.
     pub fn new(context: &Context<'_>) -> anyhow::Result<Self> {
         microguest::is_available()?;
         let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -112,7 +111,7 @@ impl Stage {
         Ok(Self { bed, hz: tsc::calibrate(), run_dir: run_dir.into() })
     }
 
-    /// Where the scheduler is told of events.
+    /// The run directory, in which the scheduler is notified of events.
     pub fn run_dir(&self) -> &Path {
         &self.run_dir
     }
@@ -122,7 +121,7 @@ impl Stage {
         format!("lab{}-vm{nth}", std::process::id())
     }
 
-    /// Guests with these numbers, for about `secs`.
+    /// Guests with the numbers below `count`, for about `secs`.
     pub fn guests(&self, count: usize, secs: f64) -> anyhow::Result<Vec<Guest>> {
         (0..count).map(|nth| self.guest(nth, secs)).collect()
     }
@@ -133,24 +132,23 @@ impl Stage {
         self.bed.on_generator_core(|| Guest::start(&self.bed, Self::named(nth), core, secs))
     }
 
-    /// Schedules the guests numbered 0 and up on these terms, whenever they are there.
+    /// Schedules the guests numbered 0 and up on these terms, whenever they exist.
     pub fn schedule(&self, terms: &[Terms]) -> anyhow::Result<Scheduler> {
         let tables = terms.iter().enumerate().map(|(nth, terms)| terms.table(&Self::named(nth)));
         self.schedule_tables(&tables.collect::<String>())
     }
 
-    /// Schedules what these tables of a configuration name.
+    /// Schedules the guests that these tables of a configuration name.
     pub fn schedule_tables(&self, tables: &str) -> anyhow::Result<Scheduler> {
         self.bed.on_generator_core(|| Scheduler::start(self, tables))
     }
 
-    /// A time of the counter as milliseconds.
+    /// Converts a time of the counter to milliseconds.
     pub fn ms(&self, cycles: u64) -> f64 {
         to_ms(self.hz.to_nanos(penstock_units::Cycles(cycles)))
     }
 }
 
-/// Milliseconds.
 pub(super) fn to_ms(time: Nanos) -> f64 {
     Duration::from_nanos(time.0).as_secs_f64() * 1e3
 }
@@ -161,7 +159,7 @@ pub(super) struct Guest {
     pub name: String,
     pub board: Arc<Board>,
     thread: VcpuThread,
-    // Its standard input is what it lives by.
+    // The process ends when its standard input ends.
     child: Child,
 }
 
@@ -195,13 +193,13 @@ impl Guest {
         Ok(guest)
     }
 
-    /// How long its processor ran.
+    /// Time for which its processor ran.
     pub fn ran(&self) -> anyhow::Result<Duration> {
         let stat = Schedstat::read(&self.thread.task());
         Ok(stat.with_context(|| format!("{}: reading how long it ran", self.name))?.ran)
     }
 
-    /// Its weight in the fair class, by a nice value.
+    /// Sets its weight in the fair class, by a nice value.
     pub fn set_nice(&self, nice: i8) -> anyhow::Result<()> {
         let policy = Policy::Fair { nice, slice: Nanos(0) };
         Ok(policy::set(self.thread.tid, policy)?)
@@ -211,7 +209,7 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        // Among hogs its end may wait for its turn.
+        // Among hogs, the process may wait for its turn before it ends.
         let ended = await_some("end of a micro-guest", Duration::from_secs(5), || {
             Ok(self.child.try_wait()?)
         });
@@ -252,7 +250,7 @@ impl Scheduler {
         Ok(Self { daemon, run_dir, thread })
     }
 
-    /// Waits until so many VMs are seated.
+    /// Waits until `count` VMs are seated.
     pub fn await_seated(&mut self, count: usize) -> anyhow::Result<()> {
         let run_dir = self.run_dir.clone();
         await_some("VMs that are scheduled", START_LIMIT, || {
@@ -264,7 +262,7 @@ impl Scheduler {
             }) {
                 anyhow::bail!(problem);
             }
-            // Those that boosts and shares are known of.
+            // The VMs with known boosts and shares.
             let seated = state.vms.iter().filter(|vm| vm.vcpus.iter().any(|v| v.waits > 0));
             Ok((seated.count() >= count).then_some(()))
         })
@@ -276,7 +274,7 @@ impl Scheduler {
         Ok(Schedstat::read(&self.thread).context("reading the scheduler's own time")?.ran)
     }
 
-    /// What it says of itself.
+    /// The state that it reports.
     pub fn state(&self) -> anyhow::Result<State> {
         State::load(&self.run_dir).context("reading the scheduler's state")
     }

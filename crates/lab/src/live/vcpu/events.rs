@@ -1,4 +1,4 @@
-//! Events for guests that compute, and what comes of them.
+//! Events for guests that compute, and their effects.
 
 use std::time::Duration;
 
@@ -14,45 +14,45 @@ use super::bed::{Guest, Mode, Scheduler, Stage, Terms};
 use super::steal;
 use crate::evidence::percentile;
 
-/// Of what is measured: who is there, on what terms, and for how long.
+/// One measurement: which VMs there are, on what terms, and for how long.
 #[derive(Debug, Clone)]
 pub(super) struct Cell {
-    /// The VMs to which events come, all of them hogs as well.
+    /// The VMs that get events. All of them are hogs as well.
     pub tested: Vec<Terms>,
-    /// Hogs beside them, by credit with weight 1.
+    /// Number of other hogs, by credit with weight 1.
     pub hogs: usize,
-    /// Whether our scheduler runs; else Linux's fair class alone.
+    /// Whether our scheduler runs. Otherwise Linux's fair class runs alone.
     pub ours: bool,
-    /// Seconds.
     pub secs: f64,
-    /// Between two events of a VM: at least, and at most.
+    /// Least and greatest time between two events of a VM.
     pub gap: (Nanos, Nanos),
 }
 
-/// What was found.
+/// Results of a cell.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Found {
     /// Event to first instruction in ms, for each tested VM.
     pub answers: Vec<Vec<f64>>,
-    /// The worst of them, each with how long it took to tell of that event: there the generator was
-    /// held up.
+    /// The worst answers, each with the time that sending its event took. A long time means that
+    /// the generator was held up.
     pub worst: Vec<(f64, f64)>,
-    /// The furthest that a VM's part of what all had was from an equal one, in percent of the
+    /// Largest deviation of a VM's share from an equal share of what all had, in percent of the
     /// core.
     pub share_error: f64,
-    /// Part of the core that the first tested VM had, in percent.
+    /// Share of the core that the first tested VM had, in percent.
     pub share: f64,
-    /// Part of the core that the scheduling thread used, in percent.
+    /// Share of the core that the scheduling thread used, in percent.
     pub own: f64,
-    /// Slots that the scheduling thread came too late for: the host took the core away.
+    /// Slots that the scheduling thread missed because the host took the core away.
     pub skipped: u64,
     /// Waits longer than a deadline and 1 ms, by the scheduler's own count.
     pub missed: u64,
-    /// Polls in a second.
+    /// Polls per second.
     pub polls: f64,
-    /// Part of the core in which the scheduling thread did something, in percent.
+    /// Share of the core in which the scheduling thread did something, in percent.
     pub work: f64,
-    /// Part of the core that the host of this machine took, in percent: nobody here could run.
+    /// Share of the core that the host of this machine took, in percent. Nothing here could run
+    /// then.
     pub stolen: f64,
 }
 
@@ -63,19 +63,19 @@ impl Found {
         percentile(&all, percent)
     }
 
-    /// The same of tested VM number `nth`.
+    /// The same for tested VM number `nth`.
     pub fn at_of(&self, nth: usize, percent: f64) -> f64 {
         percentile(&self.answers[nth], percent)
     }
 }
 
-/// Credits are even by then.
+/// Time after which credits are even.
 const SETTLE: Duration = Duration::from_secs(1);
-/// An event that is not answered by then is an error.
+/// An event that is not answered within this time, in ms, is an error.
 const LOST: f64 = 5_000.0;
-/// So many of the worst answers are told with what came before them.
+/// Number of worst answers that are reported with what came before them.
 const WORST: usize = 4;
-/// Between two looks at an answer that is late.
+/// Time between two checks for a late answer.
 const AGAIN: Nanos = Nanos::from_micros(200);
 
 /// Measures a cell.
@@ -117,13 +117,14 @@ pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<F
         missed: told.missed.saturating_sub(told_before.missed),
         skipped: told.skipped.saturating_sub(told_before.skipped),
         polls: (told.polls - told_before.polls) / elapsed,
-        // Of all the time the scheduler is there; what came before the cell is like the cell.
+        // A share of all the time that the scheduler exists. Before the cell, the load was like the
+        // cell's.
         work: told.work,
         stolen: percent(steal::of(core)?.saturating_sub(stolen)),
     })
 }
 
-/// What a scheduler says of itself.
+/// What a scheduler reports about itself.
 #[derive(Debug, Default)]
 struct Told {
     missed: u64,
@@ -146,21 +147,23 @@ impl Told {
     }
 }
 
-/// Events of one VM.
+/// The events of one VM.
 struct Source<'a> {
     guest: &'a Guest,
-    /// Whether the scheduler is told as well.
+    /// Whether the scheduler is notified as well.
     told: bool,
-    /// When the next one is due.
+    /// Time at which the next event is due.
     next: Nanos,
     number: u64,
-    /// When the last one came and when all were told of it, by the counter, unless it was answered.
+    /// When the last event came, and when all were notified of it, by the counter. `None` if it was
+    /// answered.
     open: Option<(u64, u64)>,
-    /// How long each took to be answered, and to be told.
+    /// For each event, the time until its answer and the time that notifying took.
     answers: Vec<(f64, f64)>,
 }
 
-/// Sends events to the tested guests, at times that the seed says, and gathers when they saw them.
+/// Sends events to the tested guests, at times that the seed decides, and collects when the guests
+/// saw them.
 fn tell(
     stage: &Stage,
     cell: &Cell,
@@ -213,12 +216,12 @@ fn tell(
 }
 
 impl Source<'_> {
-    /// Takes the answer in, if there is one.
+    /// Records the answer, if there is one.
     fn look(&mut self, stage: &Stage) -> anyhow::Result<()> {
         let Some((came, told)) = self.open else { return Ok(()) };
         let (number, at) = self.guest.board.answered();
         if number == self.number {
-            // The guest's counter and ours are compared within a microsecond or two.
+            // The guest's counter and ours agree within a microsecond or two.
             let after = |came: u64, at: u64| stage.ms(at.saturating_sub(came));
             self.answers.push((after(came, at), after(came, told)));
             self.open = None;
@@ -233,13 +236,13 @@ impl Source<'_> {
     }
 }
 
-/// The monotonic clock.
+/// Reads the monotonic clock.
 pub(super) fn now() -> Nanos {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
     Nanos(now.map_or(0, |now| penstock_guest::clock::nanos(now.into())))
 }
 
-/// Sleeps to a point of it, to some microseconds.
+/// Sleeps until this time of the monotonic clock, to some microseconds.
 pub(super) fn sleep_until(at: Nanos) {
     let wake = Duration::from_nanos(at.0).into();
     let absolute = ClockNanosleepFlags::TIMER_ABSTIME;

@@ -1,10 +1,16 @@
-//! VM jitter, Fig. 7, live, with a Linux guest: ping every 0.1 s to one that computes beside five
-//! hogs.
+//! VM jitter, Fig. 7, live, with a Linux guest. A ping every 0.1 s goes to a guest that computes,
+//! with five hogs on its core.
 //!
-//! **Why beside `pings`.** There an answer is a guest's first instruction; here it is what a user
-//! sees: QEMU, a virtio card, the guest's kernel. **What is compared.** p50, p90 and p99 from the
-//! frame's departure to the answer's arrival, under the fair class and with a deadline of 3 ms; p99
-//! is at least three times lower. A ping without an answer within a second counts as one second.
+//! # Problem
+//!
+//! In `pings` an answer is a guest's first instruction. Here it is what a user sees: QEMU, a virtio
+//! card and the guest's kernel take part.
+//!
+//! # Approach
+//!
+//! The figure compares p50, p90 and p99 under the fair class and with a deadline of 3 ms. The time
+//! lasts from the frame's departure to the answer's arrival. With the deadline, p99 must be at
+//! least three times lower. A ping without an answer within a second counts as one second.
 
 use std::time::Duration;
 
@@ -26,10 +32,10 @@ const HOGS: usize = 5;
 const DEADLINE_MS: u32 = 3;
 const EVERY: Nanos = Nanos::from_millis(100);
 const LATE: u64 = 1_000_000;
-/// A ping that is not answered by then is lost.
+/// A ping that is not answered within this time is lost.
 const LOST: Nanos = Nanos::from_secs(1);
 const SETTLE: Nanos = Nanos::from_secs(2);
-/// How much lower ours is to be at p99.
+/// Factor by which ours must be lower at p99.
 const LOWER: f64 = 3.0;
 const PERCENTS: [f64; 4] = [50.0, 90.0, 99.0, 100.0];
 
@@ -78,7 +84,8 @@ struct Found {
     lost: u32,
 }
 
-/// Under the fair class without an accelerator's name from the cell before, which comes first.
+/// Measures one cell. Under the fair class, which comes first, `accel` is `None`. The next cell
+/// uses the accelerator that the first one found.
 fn cell(
     context: &Context<'_>,
     stage: &Stage,
@@ -88,7 +95,7 @@ fn cell(
 ) -> anyhow::Result<Found> {
     let ours = accel.is_some();
     context.progress(0.95, format!("a Linux guest, ours: {ours}"));
-    // It boots alone: among hogs that takes six times as long.
+    // The guest boots alone. Among hogs, booting takes six times as long.
     let linux = Linux::start(stage, image, accel)?;
     let _hogs = stage.guests(HOGS, secs)?;
     let mut scheduler = None;
@@ -108,7 +115,7 @@ fn cell(
     Ok(Found { accel: linux.accel, answers, lost })
 }
 
-/// Times of all answers in ms, and how many did not come.
+/// Times of all answers in ms, and the number of lost pings.
 fn pings(
     stage: &Stage,
     linux: &Linux,
@@ -121,7 +128,8 @@ fn pings(
     let mut due = now();
     while due < end {
         sleep_until(due);
-        // The guest's own question for our address is answered before it can be waited for.
+        // The guest may ask for our address before we wait for it. Such questions are answered
+        // first.
         while let Some(frame) = next(linux, now())? {
             answer(linux, &frame)?;
         }
@@ -138,7 +146,7 @@ fn pings(
                 break;
             }
         }
-        // The first one waits for ARP.
+        // The first ping waits for ARP.
         if number > 1 {
             lost += u32::from(came.is_none());
             answers.push(came.unwrap_or_else(|| to_ms(LOST)));
@@ -148,7 +156,7 @@ fn pings(
     Ok((answers, lost))
 }
 
-/// The number of an answer; who asks for our address is told.
+/// The number of an answer. If the frame asks for our address, it is answered.
 fn answer(linux: &Linux, frame: &[u8]) -> anyhow::Result<Option<u16>> {
     match hear(linux.us, frame) {
         Heard::Pong(number) => return Ok(Some(number)),
@@ -175,7 +183,7 @@ fn next(linux: &Linux, limit: Nanos) -> anyhow::Result<Option<Vec<u8>>> {
         }
         let mut fds = [PollFd::new(linux.wire.as_fd(), PollFlags::POLLIN)];
         let left = TimeSpec::from_duration(Duration::from_nanos(left.0));
-        // A signal only makes the wait begin anew.
+        // A signal only restarts the wait.
         let _ = ppoll(&mut fds, Some(left), None);
     }
 }

@@ -1,26 +1,36 @@
 //! Several VMs with deadlines at once, and sixteen VMs on a core.
 //!
-//! **Problem, setting, bars.** As in `wakeup`. With several deadlines slices of one may be
-//! due when another's are, and with many VMs a poll has more to read. **Cost.** 60 s a cell, 5
-//! cells; `--secs` sets them.
+//! # Problem
+//!
+//! With several deadlines, slices of one VM may be due when another's are. With many VMs, a poll
+//! has more to read.
+//!
+//! # Approach
+//!
+//! Setting and bars are those of `wakeup`.
+//!
+//! # Cost
+//!
+//! 60 s a cell, 5 cells. `--secs` sets the length.
 
 use super::bed::{Mode, Terms};
 use super::events::Cell;
 use super::wakeup::{BAR_PCT, Lab, OVER_MS, SECS, gap, picture_by};
 use crate::evidence::{Claim, Context, Outcome, Picture, Record};
 
-/// VMs with deadlines, and hogs beside them.
+/// Name, VMs with deadlines, and the number of other hogs.
 type Set = (&'static str, &'static [(Mode, u32)], usize);
-/// Several VMs with deadlines: modes and deadlines of each set, beside so many hogs.
+/// Several VMs with deadlines: name, modes and deadlines of each set, and the number of other hogs.
 const SETS: [Set; 3] = [
     ("three of 3 ms", &[(Mode::Periodic, 3); 3], 3),
     ("3, 5 and 8 ms", &[(Mode::Event, 3), (Mode::Periodic, 5), (Mode::Periodic, 8)], 3),
     ("four of 8 ms", &[(Mode::Periodic, 8); 4], 4),
 ];
 
-/// Runs it.
+/// Runs the experiment.
 ///
 /// # Errors
+///
 /// As [`super::wakeup::run`].
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut lab = Lab::new(context, SECS, 5.0)?;
@@ -56,7 +66,7 @@ impl Lab<'_> {
         Ok(())
     }
 
-    /// Sixteen VMs: one of them with a deadline, and as many as are admitted.
+    /// Sixteen VMs: with one deadline, and with as many deadlines as are admitted.
     fn sixteen(&mut self) -> anyhow::Result<()> {
         for (id, with) in [("one_deadline", 1), ("eleven_deadlines", 11)] {
             let tested = vec![Terms::real_time(Mode::Periodic, 8); with];
@@ -76,7 +86,7 @@ impl Lab<'_> {
     }
 }
 
-/// The sixteen, by how many of them have a deadline.
+/// The sixteen VMs, by how many of them have a deadline.
 pub(crate) fn picture(record: &Record) -> Picture {
     picture_by(record, "VMs with a deadline, of sixteen")
 }

@@ -1,9 +1,10 @@
-//! VM jitter's processor figures, live: micro-guests on one core, Linux's fair class and ours.
+//! VM jitter's processor figures, live: micro-guests on one core, under Linux's fair class and
+//! under our scheduler.
 //!
-//! | Module | What it is |
+//! | Module | Content |
 //! |---|---|
 //! | `bed` | guests and scheduler as processes |
-//! | `events` | events at times that a seed says, and when guests saw them |
+//! | `events` | events at times that a seed decides, and when guests saw them |
 //! | `wakeup` | event to first instruction, shares, and the scheduler's own time |
 //! | `many` | the same with several deadlines, and of sixteen VMs |
 //! | `steal` | what the host of this machine took meanwhile |

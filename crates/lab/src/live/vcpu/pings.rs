@@ -1,15 +1,23 @@
 //! VM jitter, Fig. 7, live: requests every 0.1 s to a VM that computes.
 //!
-//! **Problem.** A VM that waits in its run queue when a request comes answers when its turn comes.
-//! **Source.** VM jitter §V-A, Fig. 7: ping every 0.1 s beside five, three and one hogs;
-//! `figures/jitter_fig7.rs` says what the paper did.
+//! # Problem
 //!
-//! **Setting.** The guest is a micro-guest ([`crate::microguest`]), whose answer is its first
-//! instruction after the event: what a ping takes above that, switch and guest kernel, is the same
-//! under both schedulers and would hide the difference; `linux_pings` has that too. Requests come
-//! up to 1 ms late by the seed; the scheduler is told of each, as the switch does. **What is
-//! compared.** p50, p90 and p99 under the fair class and with deadlines of 3, 5 and 8 ms; p99 is at
-//! least three times lower.
+//! If a VM waits in its run queue when a request comes, it answers when its turn comes.
+//!
+//! # Source
+//!
+//! VM jitter §V-A, Fig. 7: ping every 0.1 s with five, three and one hogs. `figures/jitter_fig7.rs`
+//! says what the paper did.
+//!
+//! # Approach
+//!
+//! The guest is a micro-guest ([`crate::microguest`]). Its answer is its first instruction after
+//! the event. A ping also passes a switch and a guest kernel. Their time is the same under both
+//! schedulers, and would hide the difference; `linux_pings` includes it. Requests come up to 1 ms
+//! late, as the seed decides. The scheduler is notified of each, as by the switch.
+//!
+//! The figure compares p50, p90 and p99 under the fair class and with deadlines of 3, 5 and 8 ms.
+//! With deadlines, p99 must be at least three times lower.
 
 use penstock_units::Nanos;
 
@@ -24,13 +32,15 @@ const LATE: Nanos = Nanos::from_millis(1);
 const NEIGHBOURS: [u32; 3] = [5, 3, 1];
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
 const PERCENTS: [f64; 4] = [50.0, 90.0, 99.0, 100.0];
-/// How much lower ours is to be at p99.
+/// Factor by which ours must be lower at p99.
 const LOWER: f64 = 3.0;
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// There is no KVM, or no right to real-time policies; a guest or the scheduler fails.
+///
+/// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the
+/// scheduler fails.
 pub(crate) fn fig7(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let stage = Stage::new(context)?;
     let secs = context.live.secs.unwrap_or(SECS);

@@ -1,9 +1,14 @@
 //! A Linux guest with QEMU that computes, and pings to it.
 //!
-//! **Needs.** `qemu-system-x86_64`, and what `scripts/guest-image.sh` leaves in the cache: a cloud
-//! kernel and an initramfs, whose init runs what comes over the second serial port. **Under KVM**
-//! where the kernel gets ready there in time; else, or with `PENSTOCK_ACCEL=tcg`, under TCG. Which
-//! it was, results say.
+//! # Requirements
+//!
+//! It needs `qemu-system-x86_64`, and what `scripts/guest-image.sh` leaves in the cache: a cloud
+//! kernel and an initramfs. The init of the initramfs runs what comes over the second serial port.
+//!
+//! # Approach
+//!
+//! The guest runs under KVM if the kernel gets ready there in time. Otherwise, or with
+//! `PENSTOCK_ACCEL=tcg`, it runs under TCG. The results say which one it was.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -23,7 +28,7 @@ use super::bed::Stage;
 use super::wire::Station;
 use penstock_guest::bed::process::{Daemon, await_some};
 
-/// Until it is ready under KVM; where a stock kernel does not boot it never is.
+/// Time for it to get ready under KVM. Where a stock kernel does not boot, it never does.
 const KVM_LIMIT: Duration = Duration::from_secs(20);
 /// The same under TCG, on a machine that has other work.
 const TCG_LIMIT: Duration = Duration::from_secs(90);
@@ -40,7 +45,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// What is in the cache; else what is missing, for the results.
+    /// What is in the cache, or what is missing, for the results.
     pub fn find() -> Result<Self, String> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         if !std::env::split_paths(&path).any(|dir| dir.join(QEMU).is_file()) {
@@ -61,7 +66,7 @@ impl Image {
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// The last file by name that begins and ends so.
+/// The last file by name that begins with `begin` and ends with `end`.
 fn last(dir: &Path, begin: &str, end: &str) -> Option<PathBuf> {
     let files = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path());
     let is = |path: &PathBuf| {
@@ -71,12 +76,12 @@ fn last(dir: &Path, begin: &str, end: &str) -> Option<PathBuf> {
     files.filter(is).max()
 }
 
-/// A guest that computes; its vCPU is on the scheduled core, all else of QEMU on the other.
+/// A guest that computes. Its vCPU is on the scheduled core, and the rest of QEMU on the other.
 #[derive(Debug)]
 pub(super) struct Linux {
     pub name: String,
     pub accel: &'static str,
-    /// Its wire: frames as datagrams.
+    /// The wire, with frames as datagrams.
     pub wire: UdpSocket,
     pub us: Station,
     pub guest: Station,
@@ -85,7 +90,7 @@ pub(super) struct Linux {
 }
 
 impl Linux {
-    /// Boots it, under KVM unless `accel` says otherwise or it does not get ready.
+    /// Boots the guest, under KVM unless `accel` says otherwise or it does not get ready.
     pub fn start(stage: &Stage, image: &Image, accel: Option<&str>) -> anyhow::Result<Self> {
         let told = std::env::var("PENSTOCK_ACCEL").ok();
         if accel.or(told.as_deref()) != Some("tcg") {
@@ -114,7 +119,7 @@ impl Linux {
             mkfifo(&dir.join(pipe), FileMode::S_IRUSR | FileMode::S_IWUSR)?;
         }
         let wire = UdpSocket::bind("127.0.0.1:0").context("the guest's wire")?;
-        // Freed at once and taken by QEMU: a port that nobody else has.
+        // The port was freed just now, and QEMU takes it: nothing else has it.
         let theirs = UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
         wire.connect(theirs)?;
         wire.set_nonblocking(true)?;
@@ -155,7 +160,7 @@ impl Linux {
         Ok(guest)
     }
 
-    /// What a scheduler's configuration says of it.
+    /// The guest's table in a scheduler's configuration.
     pub fn table(&self, deadline_ms: u32) -> String {
         let name = &self.name;
         format!(

@@ -1,12 +1,18 @@
 //! VM jitter, Fig. 12, live: shares of a core as VMs start and stop.
 //!
-//! **Source.** VM jitter §V-C, Fig. 12; `figures/jitter_fig12.rs` says what the paper did.
+//! # Source
 //!
-//! **Setting.** Five micro-guests ([`crate::microguest`]) that compute, of equal weight; processes
-//! that start and end as VMs do. Under our scheduler by credit alone and with deadlines (VM 3
-//! periodic within 5 ms, VM 4 within 8 ms of events that come every 10 ms), then under the kernel's
-//! fair class. **What is compared.** Each VM's part of what all had in a phase, from
-//! [`SETTLE`] after its beginning, in which the scheduler finds who came: half a second at most.
+//! VM jitter §V-C, Fig. 12. `figures/jitter_fig12.rs` says what the paper did.
+//!
+//! # Approach
+//!
+//! Five micro-guests ([`crate::microguest`]) compute with equal weight. They are processes that
+//! start and end as VMs do. They run under our scheduler by credit alone and with deadlines, then
+//! under the kernel's fair class. With deadlines, VM 3 is periodic within 5 ms, and VM 4 runs
+//! within 8 ms of events that come every 10 ms.
+//!
+//! The figure compares each VM's share of what all had in a phase. The time counts from [`SETTLE`]
+//! after the phase's beginning. In that time, half a second at most, the scheduler finds new VMs.
 
 use std::time::Duration;
 
@@ -22,9 +28,9 @@ const SECS: f64 = 60.0;
 const SETTLE: Nanos = Nanos::from_secs(1);
 /// Ten epochs.
 const WINDOW: Nanos = Nanos::from_millis(300);
-/// Events of VM 4.
+/// Interval of VM 4's events.
 const EVERY: Nanos = Nanos::from_millis(10);
-/// VMs that are there in each phase, the first numbered 0.
+/// VMs that exist in each phase. The first has number 0.
 const PHASES: [&[usize]; 5] =
     [&[0, 1, 2], &[0, 1, 2, 3], &[0, 1, 2, 3, 4], &[1, 2, 3, 4], &[2, 3, 4]];
 const VMS: usize = 5;
@@ -32,16 +38,18 @@ const RUNS: [&str; 3] = ["by_credit", "with_deadlines", "fair_class"];
 
 #[derive(Default)]
 struct Found {
-    /// For each VM: seconds, and its part in windows of ten epochs.
+    /// For each VM: seconds, and its share in windows of ten epochs.
     parts: [Vec<(f64, f64)>; VMS],
     error_max: f64,
     window_error_max: f64,
 }
 
-/// Runs it.
+/// Runs the figure.
 ///
 /// # Errors
-/// There is no KVM, or no right to real-time policies; a guest or the scheduler fails.
+///
+/// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the
+/// scheduler fails.
 pub(crate) fn fig12(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let stage = Stage::new(context)?;
     let phase = context.live.secs.unwrap_or(SECS).max(2.0);
@@ -116,7 +124,7 @@ fn one(
     Ok(found)
 }
 
-/// Lets time pass, with the events of VM 4 if it is there.
+/// Lets time pass, with the events of VM 4 if it exists.
 fn idle(stage: &Stage, until: Nanos, pinged: Option<&str>) -> anyhow::Result<()> {
     if let Some(name) = pinged {
         while now() + EVERY < until {

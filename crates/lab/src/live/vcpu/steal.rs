@@ -1,12 +1,12 @@
-//! What the host of this machine took from a core of it.
+//! What the host of this machine took from one of its cores.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Which number of a processor's line in `proc_stat(5)` it is; the kernel knows it where the
-/// hypervisor tells it.
+/// Index of stolen time in a processor's line of `proc_stat(5)`. The kernel knows this time only if
+/// the hypervisor reports it.
 const STEAL: usize = 8;
 
 /// Time since the start in which `core` had work and did not run.

@@ -1,19 +1,28 @@
 //! VM jitter, Figs. 2 and 6, live: a stream that a VM sends by itself.
 //!
-//! **Problem.** A VM that has all the processor time that it needs still sends late if it has it at
-//! the wrong moments. **Source.** VM jitter §II-A and §V-A; `figures/jitter_fig2.rs` and `_fig6.rs`
-//! say what the paper did.
+//! # Problem
 //!
-//! **Setting.** A micro-guest ([`crate::microguest`]) that sends the packets of
-//! `jitter_fig8::stream` when they are due and computes in each half second for 60 % (Fig. 2) or
-//! 55 % (Fig. 6) of it; when it has neither to do it sleeps, until there is something (Fig. 6) or
-//! for 1, 10, 20 or 40 ms (Fig. 2, alone on the core). Fig. 6: weights 6 and 4, or 6, 2 and 2, by
-//! our scheduler with deadlines of 3, 5 and 8 ms; beside, the kernel's fair class with nice values
-//! of the same weights.
+//! A VM may have all the processor time that it needs. It still sends late if it has that time at
+//! the wrong moments.
 //!
-//! **What is compared.** As there: the greatest delay variation between two packets in a row, J for
-//! Fig. 2. A packet's delay is from when it was due to the guest's own stamp. No band was set for
-//! these live figures but the general one, 99.9 % within D + 1 ms.
+//! # Source
+//!
+//! VM jitter §II-A and §V-A. `figures/jitter_fig2.rs` and `_fig6.rs` say what the paper did.
+//!
+//! # Approach
+//!
+//! A micro-guest ([`crate::microguest`]) sends the packets of `jitter_fig8::stream` when they are
+//! due. In each half second it computes for 60 % (Fig. 2) or 55 % (Fig. 6) of the time. When it has
+//! neither to do, it sleeps. In Fig. 6 it sleeps until there is something to do. In Fig. 2, where
+//! it is alone on the core, it sleeps for 1, 10, 20 or 40 ms.
+//!
+//! Fig. 6 has weights 6 and 4, or 6, 2 and 2, under our scheduler with deadlines of 3, 5 and 8 ms.
+//! For comparison it has the kernel's fair class with nice values of the same weights.
+//!
+//! The compared value is that of the paper's figures: the greatest delay variation between two
+//! packets in a row, and J for Fig. 2. A packet's delay lasts from when it was due to the guest's
+//! own stamp. These live figures have no band of their own. The general one is 99.9 % within D + 1
+//! ms.
 
 use std::time::Duration;
 
@@ -32,17 +41,18 @@ const SECS: f64 = 60.0;
 const PERIOD: Nanos = Nanos::from_millis(500);
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
 const WAITS_MS: [u32; 4] = [1, 10, 20, 40];
-/// Weights of the hogs, and nice values by which the fair class weighs the same; the streaming VM
-/// has weight 6. A step of a nice value is 1.25 times: 6 over 4 is two steps, 6 over 2 five.
+/// Weights of the hogs, and nice values by which the fair class weighs the same. The streaming VM
+/// has weight 6. A step of a nice value is a factor of 1.25: 6 over 4 is two steps, and 6 over 2 is
+/// five.
 const NEIGHBOURS: [(&[u16], i8); 3] = [(&[], 0), (&[4], 2), (&[2, 2], 5)];
-/// Between start and first packet: schedulers have seen their VMs by then.
+/// Time between start and first packet. Schedulers have found their VMs by then.
 const LEAD: Nanos = Nanos::from_secs(1);
 
 /// A stream as it was sent.
 struct Sent {
     /// Seconds, and J in ms after each packet.
     jitter: Vec<(f64, f64)>,
-    /// Of each packet, in ms.
+    /// Delay of each packet, in ms.
     delays: Vec<f64>,
     /// The greatest difference between the delays of two packets in a row, in ms.
     variation_max: f64,
@@ -76,16 +86,16 @@ impl Sent {
     }
 }
 
-/// What a VM that streams does.
+/// The work of a VM that streams.
 #[derive(Clone, Copy)]
 struct Work {
-    /// Of the core, in percent.
+    /// Load in percent of the core.
     load_pct: u64,
-    /// How long it sleeps, in ms; 0: until there is something to do.
+    /// Length of a sleep in ms. 0 means until there is something to do.
     pause_ms: u32,
 }
 
-/// Rounds a second of a guest that is alone and has a stream far away.
+/// Rounds per second of a guest that is alone and has a stream in the far future.
 fn speed(stage: &Stage) -> anyhow::Result<u64> {
     let guest = stage.guest(0, 1.0)?;
     let far = Tsc.now().0 + stage.hz.to_cycles(Nanos::from_secs(3_600)).0;
@@ -98,7 +108,7 @@ fn speed(stage: &Stage) -> anyhow::Result<u64> {
     Ok(u64::try_from(u128::from(rounds) * 1_000_000_000 / ran.as_nanos().max(1))?)
 }
 
-/// Lets `guest` send and waits for the end of it.
+/// Lets `guest` send and waits until it has finished.
 fn play(
     stage: &Stage,
     guest: &Guest,
@@ -115,7 +125,7 @@ fn play(
     let pause_ns = u64::from(work.pause_ms) * 1_000_000;
     guest.board.stream(&Stream { due: due.clone(), work: rounds, period, pause_ns })?;
     sleep_until(now() + LEAD + span);
-    // The last packets of one that is late.
+    // Waits for the last packets of a stream that is late.
     let limit = now() + Nanos::from_secs(2);
     while guest.board.sent().len() < due.len() && now() < limit {
         sleep_until(now() + Nanos::from_millis(10));
@@ -139,10 +149,11 @@ fn begin(context: &Context<'_>) -> anyhow::Result<(Stage, Outcome, u64)> {
     Ok((stage, outcome, speed))
 }
 
-/// Fig. 2: shown.
+/// Fig. 2, which is shown without a bar.
 ///
 /// # Errors
-/// There is no KVM; a guest fails.
+///
+/// Fails if there is no KVM or if a guest fails.
 pub(crate) fn fig2(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (stage, mut outcome, speed) = begin(context)?;
     let secs = context.live.secs.unwrap_or(SECS).min(SECS);
@@ -165,10 +176,11 @@ pub(crate) fn fig2(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Fig. 6.
+/// Runs Fig. 6.
 ///
 /// # Errors
-/// As [`fig2`], and no right to real-time policies.
+///
+/// As [`fig2`], and fails if real-time policies are not permitted.
 pub(crate) fn fig6(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (stage, mut outcome, speed) = begin(context)?;
     let secs = context.live.secs.unwrap_or(SECS).min(SECS);
@@ -224,7 +236,7 @@ fn ours(
     let mut terms = vec![Terms { mode: Mode::Periodic, deadline_ms, weight: 6 }];
     terms.extend(hogs.iter().map(hog));
     let mut scheduler = stage.schedule(&terms)?;
-    // One that is alone never waits for its processor, and is not counted by its waits.
+    // A VM that is alone never waits for its processor, so waits cannot show that it is seated.
     if !hogs.is_empty() {
         scheduler.await_seated(terms.len())?;
     }

@@ -1,20 +1,36 @@
 //! How soon a vCPU that computes runs after an event, and what that costs.
 //!
-//! **Problem.** A VM that computes has used its time when a frame comes for it, and waits until all
-//! others had theirs. **Source.** VM jitter §III-A and §V-A; the bars are the issue's: event to
-//! first instruction within D + 1 ms in 99.9 % of the cases, shares within 2 % of what is due, the
-//! scheduler at most 2 % of the core beside 16 vCPUs.
+//! # Problem
 //!
-//! **Setting.** All VMs are micro-guests ([`crate::microguest`]) that compute, of equal weight, on
-//! one core. To one of them events come at times drawn evenly, 2 to 18 ms apart, in phase with
-//! nothing; it notes when it sees them. `periodic`: nobody tells the scheduler.
-//! `event`: whoever sends them does, as the switch does of frames; 10 to 90 ms apart, so that its
-//! reserve pays for them. Beside 1, 3 and 5 hogs, with deadlines of 3, 5 and 8 ms; then under the
+//! A VM that computes has used up its time when a frame comes for it. It waits until all others had
+//! theirs.
+//!
+//! # Source
+//!
+//! VM jitter §III-A and §V-A. The bars are the issue's:
+//!
+//! - event to first instruction within D + 1 ms in 99.9 % of the cases;
+//! - shares within 2 % of what is due;
+//! - scheduler time at most 2 % of the core with 16 vCPUs.
+//!
+//! # Approach
+//!
+//! All VMs are micro-guests ([`crate::microguest`]) that compute, of equal weight, on one core. One
+//! of them gets events at uniformly random times, 2 to 18 ms apart, in phase with nothing. It notes
+//! when it sees them.
+//!
+//! - `periodic`: the scheduler is not notified.
+//! - `event`: the sender notifies the scheduler, as the switch does for frames. Events are 10 to 90
+//!   ms apart, so that the VM's reserve pays for them.
+//!
+//! There are 1, 3 and 5 other hogs, and deadlines of 3, 5 and 8 ms. Then the same runs under the
 //! kernel's fair class alone. Several VMs with deadlines at once, and sixteen VMs, are experiments
 //! of their own (`many`).
 //!
-//! **Cost.** 60 s a cell, 21 cells; `--secs` sets them. One cell of ten minutes is an experiment
-//! of its own, `vcpu-wakeup-long`.
+//! # Cost
+//!
+//! 60 s a cell, 21 cells. `--secs` sets the length. One cell of ten minutes is an experiment of its
+//! own, `vcpu-wakeup-long`.
 
 use penstock_units::Nanos;
 
@@ -27,14 +43,14 @@ pub(super) const SECS: f64 = 60.0;
 const LONG_SECS: f64 = 600.0;
 const NEIGHBOURS: [u32; 3] = [1, 3, 5];
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
-/// What is asked for above a deadline.
+/// Longest permitted time above a deadline, in ms.
 pub(super) const OVER_MS: f64 = 1.0;
-/// Share and own time, in percent of the core.
+/// Bar for share and own time, in percent of the core.
 pub(super) const BAR_PCT: f64 = 2.0;
-/// What a cell is drawn by.
+/// Percentiles that are drawn for a cell.
 const SHOWN: [(&str, f64); 4] = [("p50", 50.0), ("p99", 99.0), ("p99.9", 99.9), ("max", 100.0)];
 
-/// Between two events of a VM: at least, and at most.
+/// Least and greatest time between two events of a VM.
 pub(super) fn gap(mode: Mode) -> (Nanos, Nanos) {
     match mode {
         Mode::Event => (Nanos::from_millis(10), Nanos::from_millis(90)),
@@ -42,10 +58,12 @@ pub(super) fn gap(mode: Mode) -> (Nanos, Nanos) {
     }
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
 /// # Errors
-/// There is no KVM, or no right to real-time policies; a guest or the scheduler fails.
+///
+/// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the
+/// scheduler fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut lab = Lab::new(context, SECS, 9.0 * 2.0 + 3.0)?;
     for hogs in NEIGHBOURS {
@@ -67,9 +85,10 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(lab.conclude())
 }
 
-/// One cell for ten minutes.
+/// Runs one cell for ten minutes.
 ///
 /// # Errors
+///
 /// As [`run`].
 pub(crate) fn long(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut lab = Lab::new(context, LONG_SECS, 1.0)?;
@@ -121,7 +140,7 @@ impl<'a> Lab<'a> {
         Ok(found)
     }
 
-    /// Enters a cell beside so many hogs.
+    /// Enters a cell with this number of other hogs.
     fn draw(&mut self, name: &str, hogs: u32, found: &Found) {
         self.plot(name, hogs, found);
         self.tell(&format!("{name}, {hogs} hogs"), found);
@@ -137,7 +156,7 @@ impl<'a> Lab<'a> {
         self.add(&format!("scheduler, {name}"), "% of the core", (x, found.own));
     }
 
-    /// What else is told of a cell.
+    /// Reports the other numbers of a cell.
     pub fn tell(&mut self, name: &str, found: &Found) {
         let answers: usize = found.answers.iter().map(Vec::len).sum();
         let worst = found.worst.iter().map(|(answer, told)| format!("{answer:.2} ({told:.2})"));
@@ -186,7 +205,7 @@ pub(crate) fn picture(record: &Record) -> Picture {
     picture_by(record, "hogs beside")
 }
 
-/// The same by something else.
+/// Percentiles by the quantity that `by` names.
 pub(super) fn picture_by(record: &Record, by: &str) -> Picture {
     let mut picture = Picture::new("Event to first instruction of a vCPU that computes, live");
     for (title, what) in [("(a) 99.9 % of events", "p99.9"), ("(b) half of them", "p50")] {

@@ -1,8 +1,14 @@
 //! Pings to a guest over a wire that is ours: Ethernet frames in datagrams of UDP, as QEMU's
 //! `-netdev socket` sends them.
 //!
-//! **Format.** RFC 826 (ARP), RFC 791 (IPv4), RFC 792 (echo). **Why not a TAP.** Who sends the ping
-//! knows when, and tells the scheduler first, as the switch does; no interface of the host is made.
+//! # Source
+//!
+//! RFC 826 (ARP), RFC 791 (IPv4), RFC 792 (echo).
+//!
+//! # Approach
+//!
+//! There is no TAP. The program that sends the ping knows when it does so, and notifies the
+//! scheduler first, as the switch does. No interface of the host is created.
 
 use penstock_dataplane::egress::finish::{checksum, sum};
 
@@ -15,19 +21,19 @@ pub(super) struct Station {
 
 const ARP: [u8; 2] = [0x08, 0x06];
 const IPV4: [u8; 2] = [0x08, 0x00];
-/// Of Ethernet, for IPv4, with addresses of 6 and 4 bytes.
+/// The ARP header of Ethernet and IPv4, with addresses of 6 and 4 bytes.
 const ARP_HEAD: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const ECHO: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 /// Identifier of our echoes.
 const OURS: [u8; 2] = *b"PS";
 
-/// The Internet check sum (RFC 1071).
+/// The Internet checksum (RFC 1071).
 fn check_sum(bytes: &[u8]) -> [u8; 2] {
     checksum(sum(bytes, 0)).to_be_bytes()
 }
 
-/// An echo request number `number`.
+/// An echo request with number `number`.
 pub(super) fn ping(from: Station, to: Station, number: u16) -> Vec<u8> {
     let mut echo = vec![ECHO, 0, 0, 0];
     echo.extend(OURS);
@@ -44,14 +50,14 @@ pub(super) fn ping(from: Station, to: Station, number: u16) -> Vec<u8> {
     [&to.mac[..], &from.mac, &IPV4, &head, &echo].concat()
 }
 
-/// What a frame that came says.
+/// What a received frame says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// The answer to echo number so much of ours.
+    /// The answer to our echo with this number.
     Pong(u16),
-    /// Somebody asks for our MAC address; this is to be sent.
+    /// A question for our MAC address, with the frame to send as its answer.
     Asked(Vec<u8>),
-    /// Neither.
+    /// Any other frame.
     Other,
 }
 
@@ -69,7 +75,7 @@ pub(super) fn hear(us: Station, frame: &[u8]) -> Heard {
         let answer = [&asks[..6], &us.mac, &ARP, &ARP_HEAD, &[0, 2], &us.mac, &us.ip, asks];
         return Heard::Asked(answer.concat());
     }
-    // Without options, as an answer to an echo without is.
+    // The header has no options, like the answer to an echo without options.
     if kind == IPV4
         && body.first() == Some(&0x45)
         && body.get(9) == Some(&1)
@@ -92,7 +98,7 @@ mod tests {
 
     #[test]
     fn check_sums_are_those_of_rfc_1071() {
-        // The example of its section 3: the sum is ddf2.
+        // The example of RFC 1071, section 3: the sum is ddf2.
         assert_eq!(check_sum(&[0, 1, 0xf2, 3, 0xf4, 0xf5, 0xf6, 0xf7]), [0x22, 0x0d]);
         let frame = ping(US, GUEST, 7);
         assert_eq!(check_sum(&frame[14..34]), [0, 0], "with its sum a header sums up to nothing");

@@ -1,20 +1,21 @@
-//! The lab: everything that plays the part of a host's tenant or an experimenter; the guests
-//! themselves are `penstock_guest`'s.
+//! The lab: everything that plays the part of a host's tenant or an experimenter. The guests
+//! themselves are in `penstock_guest`.
 //!
-//! | Module | What it is |
+//! | Module | Content |
 //! |---|---|
-//! | [`evidence`] | claims, records and pictures: below figures and live runs |
+//! | [`evidence`] | claims, records and pictures, used by figures and live runs |
 //! | `jitter`, `qshare` | what simulated and live figures of two papers share |
-//! | `rig` | a switch under test with its load: for benchmarks and live runs |
-//! | `live` | live runs of the figures: switches by a plan, VMs in one loop, real programs |
+//! | `rig` | a switch under test with its load, for benchmarks and live runs |
+//! | `live` | live runs of the figures: switches from a plan, VMs in one loop, real programs |
 //! | [`microguest`] | virtual processors in ring 3 that note when they run |
-//! | [`mod@bench`] | benchmarks of our switch and of others, side by side |
+//! | [`mod@bench`] | benchmarks that compare our switch with others |
 //! | [`figures`] | published figures, replayed: simulated and live; their report |
 //! | [`cli`] | the command line of `penstock-lab` |
-//! | [`mod@penstock`] | the program that is driven |
+//! | [`mod@penstock`] | the `penstock` program that the lab drives |
 //!
-//! **Unsafe code** lives in `microguest::machine` (KVM's memory) and `microguest::program` (its
-//! text); nowhere else.
+//! # Unsafe code
+//!
+//! Only `microguest::machine` (KVM's memory) and `microguest::program` (its text) have unsafe code.
 #![deny(unsafe_code)]
 
 pub mod bench;

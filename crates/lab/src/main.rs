@@ -1,5 +1,6 @@
-//! `penstock-lab`: experiments and benchmarks of Penstock. What it measures live is a `penstock`
-//! of its own process, found by `PENSTOCK_BIN`, beside this program, or in `PATH`.
+//! `penstock-lab`: experiments and benchmarks of Penstock. Live measurements use a `penstock` in a
+//! process of its own. It is found by `PENSTOCK_BIN`, in the directory of this program, or in
+//! `PATH`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

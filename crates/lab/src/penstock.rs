@@ -1,4 +1,4 @@
-//! The `penstock` that the lab drives: a program of its own, found once a process.
+//! The `penstock` program that the lab drives. It is searched for once per process.
 
 use std::env;
 use std::ffi::OsStr;
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Names the program, before all other places.
+/// The variable that names the program. It takes precedence over all other places.
 const VARIABLE: &str = "PENSTOCK_BIN";
 
 /// Why there is no program to drive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotFound {
-    /// The variable names none.
+    /// The variable does not name a program.
     #[error("PENSTOCK_BIN: {0} is no program; name one, or unset the variable")]
     Named(PathBuf),
-    /// It is nowhere.
+    /// The program is in none of the places.
     #[error(
         "penstock: not in {0} and not in PATH; build it (cargo build -p penstock), or name it by \
          PENSTOCK_BIN"
@@ -24,10 +24,11 @@ pub enum NotFound {
     Nowhere(PathBuf),
 }
 
-/// A command of the `penstock` that is found, to be given its arguments.
+/// A command that runs the `penstock` program, without arguments yet.
 ///
 /// # Errors
-/// There is none.
+///
+/// Fails if there is no such program.
 pub fn penstock() -> Result<Command, NotFound> {
     static FOUND: OnceLock<Result<PathBuf, NotFound>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
@@ -38,14 +39,14 @@ pub fn penstock() -> Result<Command, NotFound> {
     found.clone().map(Command::new)
 }
 
-/// The program by the variable, beside `own`, or in the directories of `path`.
+/// Searches the variable, the directory of `own`, and the directories of `path`.
 fn find(named: Option<&OsStr>, own: &Path, path: &OsStr) -> Result<PathBuf, NotFound> {
     if let Some(named) = named.filter(|named| !named.is_empty()) {
         let named = PathBuf::from(named);
         return if is_program(&named) { Ok(named) } else { Err(NotFound::Named(named)) };
     }
     let beside = own.parent().unwrap_or(Path::new(""));
-    // A test is a folder further down.
+    // A test binary is one directory further down.
     let beside = if beside.ends_with("deps") { beside.parent().unwrap_or(beside) } else { beside };
     let dirs = std::iter::once(beside.to_owned()).chain(env::split_paths(path));
     let mut places = dirs.map(|dir| dir.join("penstock"));
@@ -88,7 +89,7 @@ mod tests {
         let wrong = named.join("penstock");
         assert_eq!(find(Some(&wrong), &lab), Err(NotFound::Named(wrong.clone())));
         assert_eq!(find(Some(&make(&named)), &lab).unwrap(), wrong);
-        // What cannot be run is none.
+        // A file that cannot be executed does not count.
         fs::set_permissions(&by_its_side, Permissions::from_mode(0o644)).unwrap();
         assert_eq!(find(None, &lab).unwrap(), in_path);
         fs::remove_dir_all(&root).unwrap();

@@ -12,15 +12,15 @@ use penstock_guest::bed::guard::Guard;
 use penstock_guest::bed::{Bed, BedArgs};
 use penstock_guest::load::{Rate, SizeMix};
 
-/// Seconds of load before the counting starts.
+/// Seconds of load before counting starts.
 const WARM_UP_SECS: f64 = 0.2;
 
-/// What a window cost.
+/// Costs in a window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Stages {
-    /// Frames a second that the worker took.
+    /// Frames per second that the worker took.
     pub frames_per_sec: f64,
-    /// Cycles a second of its turns that moved frames.
+    /// Cycles per second of its turns that moved frames.
     pub busy_per_sec: f64,
     /// Cycles of a frame in ingress, classification and egress, from the sampled batches.
     pub of_frame: [f64; 3],
@@ -49,7 +49,7 @@ pub(crate) struct LivePair {
 }
 
 impl LivePair {
-    /// Starts the switch and attaches the VMs; bytes are written and verified.
+    /// Starts the switch and attaches the VMs. Bytes are written and verified.
     pub fn start(args: &BedArgs, guard: &Guard) -> anyhow::Result<Self> {
         let bed = Bed::new(args, guard.clone())?;
         let link = Link { ring_size: 256, packed: false, touch: true };

@@ -1,15 +1,21 @@
-//! `penstock-lab bench loss`: the highest rates without loss and with 0.5 % of it, and a soak.
+//! `penstock-lab bench loss`: the highest rates without loss and with 0.5 % loss, and a soak.
 //!
-//! **Rule.** Frames are due by the clock, from a time stamp of every turn of the generator. A frame
-//! that is due and that the ring refuses is lost, as is one that does not arrive; none is sent
-//! later instead. The soak is looked at in intervals: those in which the worker or the generator
-//! waited for its core, or the generator was away from its loop, for longer than half a ring lasts
-//! are *marked*; no switch could have helped it. So are their neighbours: a wait is accounted when
-//! it ends, and a loss is seen when the next frame arrives. What a hypervisor takes from the worker
-//! alone is not seen, and so not marked. A timer tick may take 50 us under a hypervisor, which is
-//! why rings have 1,024 descriptors here by default.
+//! # Approach
 //!
-//! **Source.** RFC 2544 §26.1, §26.3; [`super::mlr`].
+//! Frames are due by the clock, according to a time stamp of every turn of the generator. A frame
+//! that is due and that the ring refuses is lost. So is a frame that does not arrive. Neither is
+//! sent later instead.
+//!
+//! The soak is divided into intervals. In some, the worker or the generator waited for its core, or
+//! the generator was away from its loop, for longer than half a ring lasts. These intervals are
+//! *marked*, because no switch could have avoided their losses. Their neighbours are marked too: a
+//! wait is accounted when it ends, and a loss is seen when the next frame arrives. Time that a
+//! hypervisor takes from the worker alone is not seen, and so not marked. A timer tick may take 50
+//! us under a hypervisor. Therefore rings have 1,024 descriptors here by default.
+//!
+//! # Source
+//!
+//! RFC 2544 §26.1, §26.3; [`super::mlr`].
 
 use std::time::Duration;
 
@@ -31,17 +37,17 @@ use penstock_guest::load::Rate;
 
 /// Length of an interval of the soak.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// Seconds in which the maximum is measured, and of warm-up before it.
+/// Seconds in which the maximum is measured, and of the warm-up before it.
 const MAX_SECS: f64 = 1.0;
-/// A trial that loses while somebody waited for a core is made again, this often.
+/// Number of times that a trial is repeated if it had losses while a core was waited for.
 const AGAIN: usize = 3;
-/// Relative width of a rate that was searched.
+/// Relative width of a searched rate.
 const WIDTH: f64 = 0.005;
 /// The goals: loss ratio and name.
 const GOALS: [(f64, &str); 2] = [(0.0, "ndr"), (0.005, "pdr-0.5%")];
-/// Most marked intervals, in percent.
+/// Largest permitted percentage of marked intervals.
 const MARKED_MOST: f64 = 1.0;
-/// Most intervals that are listed one by one.
+/// Largest number of intervals that are listed one by one.
 const LISTED: usize = 1000;
 
 /// One interval of the soak.
@@ -54,25 +60,26 @@ struct Interval {
     gap_ns: u64,
 }
 
-/// What the soak found.
+/// Results of the soak.
 #[derive(Debug, Clone, Default)]
 struct Soak {
     intervals: u64,
     marked: u64,
     lost: u64,
     lost_unmarked: u64,
-    /// Marked ones and those with losses.
+    /// Marked intervals, and those with losses.
     listed: Vec<(Interval, bool)>,
 }
 
-/// Tells marked intervals from others.
+/// Distinguishes marked intervals from others.
 #[derive(Debug)]
 struct Marker {
-    /// How long somebody may be away.
+    /// Longest time for which worker or generator may be away.
     limit_ns: u64,
-    /// Whether somebody was away in the interval before the one that waits.
+    /// Whether one of them was away in the interval before the pending one.
     before: bool,
-    /// The last interval, judged when the next one is known, and whether somebody was away.
+    /// The last interval, and whether worker or generator was away. It is judged when the next one
+    /// is known.
     waiting: Option<(Interval, bool)>,
     last: Paced,
     last_worker_ns: u64,
@@ -85,11 +92,11 @@ impl Marker {
         Self { limit_ns, before: false, waiting: None, last, last_worker_ns: worker_ns, soak }
     }
 
-    /// Takes in the counters at the end of an interval.
+    /// Takes the counters at the end of an interval.
     fn see(&mut self, at_secs: f64, now: Paced, worker_ns: u64) {
         let interval = Interval {
             at_secs,
-            // A late frame takes a loss back; it was counted in another interval.
+            // A late frame cancels a loss. The loss was counted in another interval.
             lost: now.lost().saturating_sub(self.last.lost()),
             worker_wait_ns: worker_ns - self.last_worker_ns,
             generator_wait_ns: now.waited_ns - self.last.waited_ns,
@@ -102,7 +109,7 @@ impl Marker {
         self.waiting = Some((interval, own));
     }
 
-    /// Judges the interval that waits; `after`: whether somebody was away in the next one.
+    /// Judges the pending interval. `after`: whether worker or generator was away in the next one.
     fn judge(&mut self, after: bool) {
         let Some((interval, own)) = self.waiting.take() else { return };
         let marked = own || self.before || after;
@@ -127,7 +134,8 @@ impl Marker {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// When a switch cannot be started or fails; a missed bar is no error.
+///
+/// Fails if a switch cannot be started or fails. A missed bar is no error.
 pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
     if args.peer.is_some() {
         ovs::check()?;
@@ -156,7 +164,7 @@ pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Maximum, searches and soak of one switch.
+/// The maximum, the searches and the soak of one switch.
 fn one_switch(
     bed: &Bed,
     switch: &mut Rig,
@@ -226,13 +234,13 @@ fn one_switch(
     Ok(())
 }
 
-/// How long half a ring lasts at `rate`.
+/// Time that half a ring lasts at `rate`.
 fn limit_ns(ring: u16, rate: f64) -> u64 {
     let secs = f64::from(ring) / 2.0 / rate.max(1.0);
     penstock_guest::clock::nanos(Duration::try_from_secs_f64(secs).unwrap_or(INTERVAL))
 }
 
-/// A trial, made again while what it lost may be the machine's fault.
+/// Runs a trial, and repeats it while the machine may have caused its losses.
 fn quiet_trial(
     bed: &Bed,
     switch: &mut Rig,
@@ -286,7 +294,7 @@ fn soak(bed: &Bed, switch: &mut Rig, rate: f64, secs: f64, limit_ns: u64) -> any
             }
             Ok(())
         })?;
-        // What was under way at the last look.
+        // What was under way at the last reading.
         marker.see(secs, last, switch.waited_ns());
         Ok(marker)
     })?;
@@ -315,7 +323,7 @@ fn add_soak(report: &mut Report, mut row: Row, rate: f64, soak: &Soak) {
         })
     });
     row.detail.insert("marked_or_lossy".into(), listed.collect());
-    // Ours only: what the peer loses is its own affair.
+    // This bar is only for our switch. The peer's losses are not judged.
     if row.subject == "penstock" {
         let lost = to_f64(soak.lost_unmarked);
         report.ratios.push(Ratio::of(&row, "absolute", "lost_frames", lost, Bar::AtMost(0.0)));
@@ -338,14 +346,14 @@ mod tests {
     fn losses_count_unless_somebody_was_away_then_or_next_to_it() {
         let mut marker = Marker::new(20_000, 500);
         marker.see(0.01, paced(0, 0, 5_000, 0), 500);
-        // The worker waits: its loss is seen, its wait is not yet over.
+        // The worker waits. Its loss is seen, and its wait is not yet over.
         marker.see(0.02, paced(3, 0, 5_000, 0), 500);
         marker.see(0.03, paced(3, 1, 5_000, 0), 50_500);
         marker.see(0.04, paced(3, 2, 5_000, 0), 50_500);
-        // Nobody was away, and nobody is in the next one.
+        // Nothing was away, and nothing is away in the next interval.
         marker.see(0.05, paced(3, 4, 5_000, 0), 50_500);
         marker.see(0.06, paced(3, 4, 5_000, 0), 50_500);
-        // The generator was, as its gap says.
+        // The generator was away, as its gap shows.
         marker.see(0.07, paced(9, 4, 30_000, 0), 50_500);
         let soak = marker.finish();
         assert_eq!((soak.intervals, soak.marked), (7, 5));

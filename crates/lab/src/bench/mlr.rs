@@ -1,22 +1,33 @@
 //! Multiple-loss-ratio search: the highest rate whose loss is at most a goal, for several goals.
 //!
-//! **Source.** RFC 2544 §26.1 (throughput), and the IETF's MLRsearch (draft-ietf-bmwg-mlrsearch):
-//! short trials first, bounds shared between goals, long trials only at the end.
+//! # Source
 //!
-//! **Quantities.** `lower`: the highest rate known to meet the goal; `upper`: the lowest known not
-//! to, or the maximum; `width`: `(upper - lower) / upper` at which the search is over.
+//! RFC 2544 §26.1 (throughput), and the IETF's MLRsearch (draft-ietf-bmwg-mlrsearch): short trials
+//! first, bounds shared between goals, and long trials only at the end.
 //!
-//! **Rule.** Bisect between the bounds with short trials until they are within `width`. Then
-//! confirm `lower` with trials that add up to `confirm_secs`: losses come in rare big bursts that
-//! a short trial misses. A trial at `lower` that does not meet the goal makes it the new `upper`,
-//! and the search goes on below, with a step that doubles and with long trials only.
+//! # Quantities
 //!
-//! **End.** Where losses do not depend on the rate (a machine that takes the core away now and
-//! then), no rate is ever confirmed. A search that has used up `limit_secs` of trials ends with the
-//! highest rate that met the goal in every trial made at it, and says that it is not confirmed.
+//! - `lower`: the highest rate known to meet the goal.
+//! - `upper`: the lowest rate known not to meet it, or the maximum.
+//! - `width`: `(upper - lower) / upper` at which the search is over.
 //!
-//! **Departures.** A trial of the final length that fails is not weighed against those that
-//! passed: one failure is enough. Trials are not repeated to find a conditional throughput.
+//! # Approach
+//!
+//! The search bisects between the bounds with short trials until they are within `width`. Then it
+//! confirms `lower` with trials that add up to `confirm_secs`, because losses come in rare big
+//! bursts that a short trial misses. If a trial at `lower` does not meet the goal, `lower` becomes
+//! the new `upper`. The search continues below, with a step that doubles and with long trials only.
+//!
+//! # End
+//!
+//! If losses do not depend on the rate (a machine that takes the core away now and then), no rate
+//! is ever confirmed. A search that has used up `limit_secs` of trials ends. It returns the highest
+//! rate that met the goal in every trial at that rate, and says that the rate is not confirmed.
+//!
+//! # Departures
+//!
+//! A failed trial of the final length is not weighed against those that passed: one failure is
+//! enough. Trials are not repeated to find a conditional throughput.
 
 use crate::rig::stats::to_f64;
 
@@ -25,9 +36,9 @@ use crate::rig::stats::to_f64;
 pub(crate) struct Trial {
     /// Frames offered.
     pub offered: u64,
-    /// Frames that did not arrive, those the ring refused among them.
+    /// Frames that did not arrive, including those that the ring refused.
     pub lost: u64,
-    /// Seconds it took, with those of its repetitions.
+    /// Seconds that it took, including its repetitions.
     pub secs: f64,
 }
 
@@ -37,41 +48,42 @@ impl Trial {
     }
 }
 
-/// How to search.
+/// Settings of a search.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Search {
-    /// The highest rate there is, in frames a second.
+    /// The highest possible rate, in frames per second.
     pub max: f64,
     /// Relative width of the result.
     pub width: f64,
-    /// Seconds of a trial on the way.
+    /// Seconds of a trial before confirmation.
     pub short_secs: f64,
-    /// Seconds of trials at the result.
+    /// Seconds of all trials that confirm the result.
     pub confirm_secs: f64,
-    /// Seconds of one of those.
+    /// Seconds of one confirming trial.
     pub long_secs: f64,
-    /// Seconds of trials after which the search ends as it stands.
+    /// Seconds of trials after which the search ends without confirmation.
     pub limit_secs: f64,
 }
 
-/// Where the search ended.
+/// Result of a search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Found {
-    /// The rate, in frames a second; 0: not even the lowest one tried met the goal.
+    /// The rate, in frames per second. 0: not even the lowest rate met the goal.
     pub rate: f64,
     /// Trials made.
     pub trials: u32,
-    /// Whether the rate was confirmed; if not, the search ran out of time.
+    /// Whether the rate was confirmed. If not, the search ran out of time.
     pub confirmed: bool,
 }
 
-/// Below this share of the maximum the goal is given up.
+/// Below this share of the maximum, the search gives up.
 const LOWEST: f64 = 1e-3;
 
-/// Searches the highest rate with a loss ratio of at most `goal`.
+/// Searches for the highest rate with a loss ratio of at most `goal`.
 ///
 /// # Errors
-/// Those of `trial`, which gets a rate and a duration in seconds.
+///
+/// Returns the errors of `trial`, which gets a rate and a duration in seconds.
 pub(crate) fn search(
     settings: &Search,
     goal: f64,
@@ -103,7 +115,7 @@ pub(crate) fn search(
             None => return Ok(search.found(lower, false)),
             Some(false) => {}
         }
-        // Is the new lower bound one? If not, go down until there is one.
+        // The new lower bound may not meet the goal. If it does not, go down until a rate does.
         secs = settings.long_secs;
         loop {
             upper = lower;
@@ -120,13 +132,13 @@ pub(crate) fn search(
     Ok(search.found(0.0, false))
 }
 
-/// A search on its way.
+/// A search that is under way.
 struct Running<'a, T> {
     settings: &'a Search,
     goal: f64,
     trial: T,
     trials: u32,
-    /// Of trials so far.
+    /// Seconds of trials so far.
     secs: f64,
 }
 
@@ -138,7 +150,7 @@ impl<T: FnMut(f64, f64) -> anyhow::Result<Trial>> Running<'_, T> {
         Ok(trial.ratio() <= self.goal)
     }
 
-    /// Whether `rate` meets the goal for long; `None`: it did until time was up.
+    /// Whether `rate` meets the goal in long trials. `None`: it did until time was up.
     fn confirms(&mut self, rate: f64) -> anyhow::Result<Option<bool>> {
         let mut confirmed = 0.0;
         while confirmed < self.settings.confirm_secs {
@@ -206,7 +218,7 @@ mod tests {
     fn the_maximum_itself_may_be_the_answer() {
         let found = search(&SETTINGS, 0.0, switch(11e6)).unwrap();
         assert!((found.rate - 10e6).abs() < 1.0);
-        // The first one, and those that confirm it.
+        // The first trial, and those that confirm it.
         assert_eq!(found.trials, 1 + 7);
     }
 

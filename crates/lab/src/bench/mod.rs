@@ -1,13 +1,21 @@
-//! Benchmarks: our load on our switch and on others, side by side.
+//! Benchmarks that compare our switch with others under our load.
 //!
-//! **Problem.** A number for one switch on one machine in one minute says little: the machine's
-//! mood moves it by more than most changes do. **Rule.** Every claim is a ratio within one run: the
-//! same generator, sockets, rings and load, switches taking turns (A B A B), medians with their
-//! spread, and beside them what would make them wrong: waits for a core, a generator at its limit,
-//! frames that were lost. **Source.** RFC 2544 and the notes behind
-//! `docs/internals/measurements.md`.
+//! # Problem
 //!
-//! | Module | What it is |
+//! A number for one switch on one machine in one minute says little. The machine's state changes it
+//! by more than most code changes do.
+//!
+//! # Approach
+//!
+//! Every claim is a ratio within one run: the same generator, sockets, rings and load, and switches
+//! that take turns (A B A B). The report has medians with their spread, and what would make them
+//! wrong: waits for a core, a generator at its limit, and lost frames.
+//!
+//! # Source
+//!
+//! RFC 2544, and the notes behind `docs/internals/measurements.md`.
+//!
+//! | Module | Content |
 //! |---|---|
 //! | `v2v`, `tcp`, `rr`, `loss` | the benchmarks |
 //! | `live_pair` | two VMs and the stages' cycles, for figures |
@@ -34,13 +42,14 @@ pub(crate) use args::seconds;
 pub use args::{Benchmark, LossArgs, OnOff, OutputArgs, Peer, RrArgs, Sizes, TcpArgs, V2vArgs};
 pub use report::{Ratio, Report, Row};
 
-/// Runs a benchmark to its end and prints what it found.
+/// Runs a benchmark to its end and prints its results.
 ///
 /// Returns 0, or 1 if a bar does not hold.
 ///
 /// # Errors
-/// With a context that names the object at fault. What was made is taken down by the caller's
-/// [`Guard::finish`].
+///
+/// Returns an error whose context names the object at fault. The caller's [`Guard::finish`] takes
+/// down what was made.
 pub fn run(benchmark: &Benchmark, guard: &Guard) -> anyhow::Result<ExitCode> {
     let (report, output) = match benchmark {
         Benchmark::V2v(args) => (v2v::run(args, guard)?, &args.output),

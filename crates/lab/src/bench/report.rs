@@ -1,8 +1,10 @@
-//! What a benchmark found, as JSON and as text.
+//! The results of a benchmark, as JSON and as text.
 //!
-//! **Rule.** `rows` and `ratios` have the same keys in every benchmark, so that one program reads
-//! them all; a value that a benchmark does not have is `null`. `min` and `max` are of `metric`,
-//! whose median is `median` and, where it is one of them, stands under its own name too. What
+//! # Format
+//!
+//! `rows` and `ratios` have the same keys in every benchmark, so that one program can read them
+//! all. A value that a benchmark does not have is `null`. `min`, `max` and `median` are of
+//! `metric`. If that metric has a key of its own in the row, the median is there as well. What
 //! explains a row (busy shares, stages, waits, the generator's part) is in its `detail`.
 
 use std::fmt::{self, Write as _};
@@ -17,34 +19,34 @@ use crate::rig::stats::Spread;
 pub struct Row {
     /// What was configured or done.
     pub case: String,
-    /// Frame size in bytes, FCS included, or `imix`; `null` where frames have no one size.
+    /// Frame size in bytes, FCS included, or `imix`. `null` if frames have no single size.
     pub size: Value,
-    /// Flows.
+    /// Number of flows.
     pub flows: u32,
-    /// The switch.
+    /// The switch that was measured.
     pub subject: String,
-    /// Frames that arrived, in millions a second.
+    /// Frames that arrived, in millions per second.
     pub mpps: Option<f64>,
-    /// Bits of them, FCS included, in thousand millions a second.
+    /// Bits of these frames, FCS included, in thousand millions per second.
     pub gbps: Option<f64>,
-    /// Cycles of the worker's turns that moved frames over frames.
+    /// Cycles of the worker's turns that moved frames, divided by the frames.
     pub cycles_per_packet: Option<f64>,
-    /// How many runs.
+    /// Number of runs.
     pub runs: usize,
     /// The smallest run.
     pub min: f64,
     /// The largest run.
     pub max: f64,
-    /// What `min`, `max` and `median` are of.
+    /// The quantity of `min`, `max` and `median`.
     pub metric: &'static str,
-    /// The run in the middle.
+    /// The median run.
     pub median: f64,
     /// Medians of what explains the row.
     pub detail: Map<String, Value>,
 }
 
 impl Row {
-    /// A row about `metric` with nothing beside it.
+    /// A row about `metric` without details.
     pub(crate) fn new(
         case: &str,
         size: Value,
@@ -87,29 +89,29 @@ pub struct Ratio {
     pub flows: u32,
     /// What we are compared with.
     pub peer: String,
-    /// What is compared, and which way round.
+    /// What is compared, and in which direction.
     pub metric: &'static str,
-    /// The ratio, or the value itself where the bar is absolute.
+    /// The ratio, or the value itself if the bar is absolute.
     pub ratio: f64,
-    /// What was promised; `null`: nothing.
+    /// What was promised. `null` if nothing was.
     pub bar: Option<f64>,
-    /// Whether the bar holds; `null` without one.
+    /// Whether the bar holds. `null` without a bar.
     pub holds: Option<bool>,
 }
 
 /// Which side of its bar a ratio must be on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Bar {
-    /// It must be this or more.
+    /// The ratio must be at least this.
     AtLeast(f64),
-    /// It must be this or less.
+    /// The ratio must be at most this.
     AtMost(f64),
     /// Nothing was promised.
     None,
 }
 
 impl Ratio {
-    /// The comparison of `row`'s case, judged by `bar`.
+    /// The comparison for the case of `row`, judged by `bar`.
     pub(crate) fn of(row: &Row, peer: &str, metric: &'static str, ratio: f64, bar: Bar) -> Self {
         // Judged before rounding.
         let (bar, holds) = match bar {
@@ -122,16 +124,16 @@ impl Ratio {
     }
 }
 
-/// All of a benchmark.
+/// The whole report of a benchmark.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Its name.
+    /// Name of the benchmark.
     pub bench: &'static str,
     /// The machine, the programs and the settings.
     pub platform: Map<String, Value>,
     /// What was measured.
     pub rows: Vec<Row>,
-    /// What follows from it.
+    /// The comparisons of the rows.
     pub ratios: Vec<Ratio>,
 }
 
@@ -143,7 +145,7 @@ impl Report {
     }
 }
 
-/// Four digits behind the point: more is noise.
+/// Rounds to four digits after the point. More is noise.
 pub(crate) fn round(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

@@ -1,8 +1,11 @@
 //! `penstock-lab bench rr`: one frame at a time, and how long each takes.
 //!
-//! **Rule.** The generator shows the switch one frame, takes the time-stamp counter, and polls the
-//! other VM until the frame is there: one way through the switch, both stamps of one core. The next
-//! frame follows at once. Both workers poll without pause (`--idle-backoff-us` gives ours one).
+//! # Approach
+//!
+//! The generator gives the switch one frame, takes the time-stamp counter, and polls the other VM
+//! until the frame is there. This is one way through the switch, with both stamps of one core. The
+//! next frame follows at once. Both workers poll without pause (`--idle-backoff-us` gives ours
+//! one).
 
 use std::time::Duration;
 
@@ -20,9 +23,9 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
 
-/// Seconds before the counting starts.
+/// Seconds before counting starts.
 const WARM_UP_SECS: f64 = 0.1;
-/// What is reported of a distribution: the percentile, its name, whether it has a bar.
+/// The reported percentiles of a distribution, their names, and whether they have a bar.
 const PERCENTILES: [(f64, &str, bool); 3] = [
     (50.0, "latency_p50_ns", true),
     (99.0, "latency_p99_ns", true),
@@ -42,7 +45,8 @@ impl Timed for Latencies {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// When a switch cannot be started or fails; a missed bar is no error.
+///
+/// Fails if a switch cannot be started or fails. A missed bar is no error.
 pub fn run(args: &RrArgs, guard: &Guard) -> anyhow::Result<Report> {
     if args.peer.is_some() {
         ovs::check()?;

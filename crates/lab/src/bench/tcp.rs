@@ -1,10 +1,12 @@
-//! `penstock-lab bench tcp`: iperf3 between two network namespaces whose NICs are virtio devices on
-//! the switch's vhost-user ports.
+//! `penstock-lab bench tcp`: iperf3 between two network namespaces. Their NICs are virtio devices
+//! on the switch's vhost-user ports.
 //!
-//! **Rule.** `penstock endpoint` serves both NICs; it and iperf3 have the generator's core, the
-//! worker has its own. All switches run, all but one stopped, each with endpoints of its own; a run
-//! of one is followed by a run of the next. OVS takes part twice, as it is by default and with
-//! `userspace-tso-enable`, because without it no endpoint gets an offload.
+//! # Approach
+//!
+//! `penstock endpoint` serves both NICs. It and iperf3 have the generator's core, and the worker
+//! has its own. All switches exist at once, with endpoints of their own, but all except one are
+//! stopped. A run of one is followed by a run of the next. OVS takes part twice: with its defaults
+//! and with `userspace-tso-enable`, because without that setting no endpoint gets an offload.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -25,13 +27,13 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{Guard, Ward};
 use penstock_guest::bed::process::{Daemon, ask, await_some};
 
-/// How long until TCP passes: OVS connects once a second, a NIC is found by ARP.
+/// Longest time until TCP passes. OVS connects once a second, and a NIC is found by ARP.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// A switch with two namespaces behind its ports.
 #[derive(Debug)]
 struct Linked {
-    // Those behind end before the switch.
+    // The programs behind the switch end before the switch.
     server: Option<Daemon>,
     endpoint: Option<Daemon>,
     subject: Box<dyn Switch>,
@@ -104,7 +106,7 @@ impl Linked {
         self.endpoint = Some(endpoint);
         let mut command = self.inside(bed, 1);
         command.args(["iperf3", "-s", "-B", &VM_B.ip().to_string()]);
-        // It cannot bind before the address is there.
+        // The server cannot bind before the address exists.
         let what = format!("a TCP connection through {}", self.subject.name());
         await_some(&what, START_LIMIT, || {
             if self.server.as_mut().is_none_or(|server| server.check().is_err()) {
@@ -128,7 +130,7 @@ impl Linked {
         command
     }
 
-    /// One iperf3: seconds, bytes that arrived, retransmits.
+    /// One run of iperf3. Returns seconds, bytes that arrived, and retransmits.
     fn transfer(
         &self,
         bed: &Bed,
@@ -144,7 +146,7 @@ impl Linked {
 
     fn sample(&mut self, bed: &Bed, streams: u32, secs: u32) -> anyhow::Result<Sample> {
         self.subject.resume()?;
-        // TCP notices the pause: let it find its rate again.
+        // TCP notices the pause and needs time to find its rate again.
         self.transfer(bed, VM_B, streams, 1)?;
         self.subject.mark()?;
         let (secs, bytes, retransmits) = self.transfer(bed, VM_B, streams, secs)?;
@@ -154,7 +156,7 @@ impl Linked {
     }
 }
 
-/// Seconds, bytes and retransmits of iperf3's JSON.
+/// Seconds, bytes and retransmits from iperf3's JSON.
 fn received(json: &str) -> anyhow::Result<(f64, u64, f64)> {
     let report: Value = serde_json::from_str(json).context("reading iperf3's answer")?;
     if let Some(error) = report["error"].as_str() {
@@ -171,7 +173,8 @@ fn received(json: &str) -> anyhow::Result<(f64, u64, f64)> {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// When a switch or an endpoint cannot be started or fails; a missed bar is no error.
+///
+/// Fails if a switch or an endpoint cannot be started or fails. A missed bar is no error.
 pub fn run(args: &TcpArgs, guard: &Guard) -> anyhow::Result<Report> {
     ensure!(
         nix::unistd::geteuid().is_root(),

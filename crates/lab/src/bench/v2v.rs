@@ -1,8 +1,10 @@
 //! `penstock-lab bench v2v`: frames from one VM to another through one worker, one way.
 //!
-//! **Rule.** A run of ours is followed by a run of the peer's, with the same load at the same kind
-//! of sockets, and again: A B A B. Cycles per frame are the cycles of the worker's turns that moved
-//! frames over the frames they moved, read while nothing is under way.
+//! # Approach
+//!
+//! A run of ours is followed by a run of the peer's, with the same load at the same kind of
+//! sockets, and so on: A B A B. Cycles per frame are the cycles of the worker's turns that moved
+//! frames, divided by the frames that they moved. They are read while no frame is under way.
 
 use anyhow::ensure;
 
@@ -20,13 +22,13 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
 
-/// Seconds of load before the counting starts, so that caches and tables are warm.
+/// Seconds of load before counting starts, so that caches and tables are warm.
 const WARM_UP_SECS: f64 = 0.2;
-/// A worker busy for this share of a window is what limits it.
+/// If the worker is busy for this percentage of a window, it is the bottleneck.
 const SATURATED_PERCENT: f64 = 95.0;
-/// Penstock without metering and classes, beside itself with them.
+/// Penstock without metering and classes, compared with itself with them.
 const PLAIN: &str = "penstock-plain";
-/// Penstock with its output's queue in the order of arrival, beside itself with shares.
+/// Penstock with its output's queue in the order of arrival, compared with itself with shares.
 const FIFO: &str = "penstock-fifo";
 /// The frequency at which the absolute bar is stated.
 const BAR_HZ: f64 = 2.0e9;
@@ -70,7 +72,8 @@ fn sample(bed: &Bed, switch: &mut Rig, load: &Load, secs: f64) -> anyhow::Result
 /// Runs the benchmark.
 ///
 /// # Errors
-/// When a switch cannot be started or fails; a missed bar is no error.
+///
+/// Fails if a switch cannot be started or fails. A missed bar is no error.
 pub fn run(args: &V2vArgs, guard: &Guard) -> anyhow::Result<Report> {
     if args.peer.is_some() {
         ovs::check()?;
@@ -113,7 +116,7 @@ pub fn run(args: &V2vArgs, guard: &Guard) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The cases asked for. The number of flows makes no difference to a simple match.
+/// The requested cases. The number of flows makes no difference to a simple match.
 fn loads(args: &V2vArgs) -> anyhow::Result<Vec<Load>> {
     let rate = match &args.offered {
         None => Rate::Max,
@@ -133,7 +136,7 @@ fn loads(args: &V2vArgs) -> anyhow::Result<Vec<Load>> {
     Ok(loads)
 }
 
-/// A B A B: for each switch its runs, in order.
+/// Runs the switches in turns (A B A B). Returns for each switch its runs, in order.
 fn pairs(
     bed: &Bed,
     switches: &mut [Rig],
@@ -183,7 +186,7 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Rig], samples: &[Vec<S
         if let Some(ratio) = paired_ratio(&cycles(1), &cycles(0)) {
             report.ratios.push(Ratio::of(ours, &theirs.subject, "cycles_per_packet", ratio, bar));
         }
-        // Where the generator is the limit the rates are its own and nothing is promised.
+        // If the generator is the bottleneck, the rates are its own, and nothing is promised.
         let saturated = ours.detail.get("worker_busy_percent").and_then(serde_json::Value::as_f64);
         let judged = saturated.is_some_and(|busy| busy >= SATURATED_PERCENT);
         let bar = if judged { bar } else { Bar::None };
@@ -193,7 +196,7 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Rig], samples: &[Vec<S
         }
         let hz = samples[0].first().map_or(BAR_HZ, |s| s.tsc_hz);
         let short = (load.case, load.sizes.name.as_str()) == (Case::L3, "64");
-        // Where a queue or an interface is on the way it is not the same path.
+        // With a queue or an interface on the way, it is not the same path.
         if short && load.flows == 1 && !load.outside && theirs.subject != FIFO {
             let scaled = ours.median * BAR_HZ / hz;
             let metric = "cycles_per_packet_at_2_ghz";
@@ -243,7 +246,7 @@ fn row(load: &Load, subject: &str, samples: &[Sample]) -> Option<Row> {
     note("worker_busy_percent", &Sample::worker_busy_percent);
     note("worker_wait_percent", &Sample::worker_wait_percent);
     note("generator_wait_percent", &Sample::generator_wait_percent);
-    // At 100 under full load the generator is the limit: its turns all moved something.
+    // At 100 under full load the generator is the bottleneck: each of its turns moved something.
     note("generator_busy_percent", &|s| 100.0 * (1.0 - s.window.idle_secs / s.window.secs));
     note("lost_percent", &|s| 100.0 * to_f64(s.window.lost()) / to_f64(s.window.tx_frames.max(1)));
     for (i, (name, _)) in samples[0].worker.notes.iter().enumerate() {

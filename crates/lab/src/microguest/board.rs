@@ -1,5 +1,5 @@
-//! The memory of a guest, which three sides read and write: the guest, its process, and who
-//! measures.
+//! The memory of a guest. Three sides read and write it: the guest, its process, and the program
+//! that measures.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -12,11 +12,11 @@ use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, G
 
 use super::program;
 
-/// Ports of the I/O instructions by which the guest leaves the processor: until later, for good.
+/// Ports of the I/O instructions by which the guest leaves the processor: to sleep, and to stop.
 pub(super) const SLEEP_PORT: u16 = 0x10;
 pub(super) const STOP_PORT: u16 = 0x11;
 
-/// Where things are on the board, each a word of 64 bits.
+/// Offsets of values on the board. Each is a word of 64 bits.
 pub(super) mod offset {
     pub const ROUNDS: u16 = 0;
     pub const EVENT: u16 = 8;
@@ -27,24 +27,24 @@ pub(super) mod offset {
     pub const WORK: u16 = 48;
     pub const PERIOD: u16 = 56;
     pub const IDLE_UNTIL: u16 = 64;
-    /// What the guest does not read: when it is woken after it has left, instead of at the time it
-    /// told; and what its time stamp counter is ahead of the host's.
+    /// Words that the guest does not read. `PAUSE` is the length of a sleep that replaces the time
+    /// which the guest asked for. `AHEAD` is the guest's time stamp counter minus the host's.
     pub const PAUSE: u16 = 72;
     pub const AHEAD: u16 = 80;
 }
 
-/// All memory there is: one page of 2 MiB.
+/// The whole memory: one page of 2 MiB.
 pub(super) const BYTES: usize = 2 << 20;
-/// Page tables, three pages of them.
+/// Three pages of page tables.
 pub(super) const TABLES: u64 = 0x1000;
 /// The program.
 pub(super) const CODE: u64 = 0x4000;
 /// The words of [`offset`].
 pub(super) const BOARD: u64 = 0x8000;
-/// Packets: when due, when sent.
+/// Packets: the time at which each is due, and the time at which it was sent.
 pub(super) const PACKETS: u64 = 0x1_0000;
 const PACKET_BYTES: u64 = 16;
-/// Most packets of a stream.
+/// Largest number of packets in a stream.
 pub const PACKETS_MAX: usize = 120_000;
 /// The event that ends the guest.
 const LAST_EVENT: u64 = u64::MAX;
@@ -59,13 +59,14 @@ pub struct Board {
 /// A stream that a guest sends by itself. Times are of the host's time stamp counter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stream {
-    /// When each packet is due, in order.
+    /// Times at which packets are due, in order.
     pub due: Vec<u64>,
     /// Rounds of the loop to compute in every period.
     pub work: u64,
     /// Length of a period.
     pub period: u64,
-    /// How long it sleeps when it has nothing to do, in nanoseconds; 0: until there is something.
+    /// Length of a sleep when it has nothing to do, in nanoseconds. 0: until there is something to
+    /// do.
     pub pause_ns: u64,
 }
 
@@ -73,7 +74,8 @@ impl Board {
     /// New memory, for a guest that computes.
     ///
     /// # Errors
-    /// There is no memory.
+    ///
+    /// Fails if there is no memory.
     pub fn new() -> anyhow::Result<Self> {
         let fd = memfd_create("penstock-microguest", MFdFlags::MFD_CLOEXEC);
         let file = File::from(fd.context("making a guest's memory")?);
@@ -86,10 +88,11 @@ impl Board {
         Ok(board)
     }
 
-    /// Memory that another process has made.
+    /// Opens memory that another process has made.
     ///
     /// # Errors
-    /// It cannot be opened, or is not a guest's.
+    ///
+    /// Fails if it cannot be opened, or is not a guest's.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let file = File::options().read(true).write(true).open(path);
         let file = file.with_context(|| format!("{}: opening", path.display()))?;
@@ -109,7 +112,7 @@ impl Board {
         Ok(Self { memory: memory.context("mapping a guest's memory")?, path })
     }
 
-    /// Where another process opens it for as long as this one has it.
+    /// The path by which another process can open it while this process has it.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -126,7 +129,7 @@ impl Board {
     }
 
     fn load(&self, at: u64) -> u64 {
-        // Every address here is aligned and inside.
+        // Every address here is aligned and inside the memory.
         self.memory.load(GuestAddress(at), Ordering::Acquire).unwrap_or(0)
     }
 
@@ -143,30 +146,30 @@ impl Board {
         self.store(BOARD + u64::from(offset), value);
     }
 
-    /// Rounds of its loop so far.
+    /// Rounds of the guest's loop so far.
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.word(offset::ROUNDS)
     }
 
-    /// An event for the guest, number `number`: 1 or more, and another one than the last.
+    /// Sends the guest event number `number`, which is at least 1 and differs from the last one.
     pub fn tell(&self, number: u64) {
         self.set(offset::EVENT, number);
     }
 
-    /// The last event that it answered, and when, by the host's time stamp counter.
+    /// The last event that the guest answered, and when, by the host's time stamp counter.
     #[must_use]
     pub fn answered(&self) -> (u64, u64) {
         let number = self.word(offset::ANSWERED);
         (number, self.word(offset::ANSWERED_AT).wrapping_sub(self.ahead()))
     }
 
-    /// Has it end.
+    /// Ends the guest.
     pub fn stop(&self) {
         self.tell(LAST_EVENT);
     }
 
-    /// What its time stamp counter is ahead of the host's, modulo 2^64.
+    /// The guest's time stamp counter minus the host's, modulo 2^64.
     fn ahead(&self) -> u64 {
         self.word(offset::AHEAD)
     }
@@ -175,16 +178,18 @@ impl Board {
         self.set(offset::AHEAD, ahead);
     }
 
-    /// Until when it has nothing to do, by the host's counter, and how long it is to sleep instead.
+    /// The time until which the guest has nothing to do, by the host's counter, and the length of
+    /// the sleep that replaces it.
     pub(super) fn idle(&self) -> (u64, u64) {
         let until = self.word(offset::IDLE_UNTIL).wrapping_sub(self.ahead());
         (until, self.word(offset::PAUSE))
     }
 
-    /// Has it send a stream; once, when it runs.
+    /// Makes the guest send a stream. It may be called once, while the guest runs.
     ///
     /// # Errors
-    /// The stream is too long.
+    ///
+    /// Fails if the stream is too long.
     pub fn stream(&self, stream: &Stream) -> anyhow::Result<()> {
         let packets = stream.due.len();
         ensure!(packets <= PACKETS_MAX, "{packets} packets; at most {PACKETS_MAX}");
@@ -195,12 +200,12 @@ impl Board {
         self.set(offset::WORK, stream.work);
         self.set(offset::PERIOD, stream.period);
         self.set(offset::PAUSE, stream.pause_ns);
-        // The guest reads the rest once it sees this.
+        // The guest reads the rest once it sees this word.
         self.set(offset::PACKETS, u64::try_from(packets)?);
         Ok(())
     }
 
-    /// Packets sent so far: when, by the host's counter.
+    /// Times at which packets were sent so far, by the host's counter.
     #[must_use]
     pub fn sent(&self) -> Vec<u64> {
         let sent = (0..self.word(offset::SENT)).map(|nth| PACKETS + nth * PACKET_BYTES + 8);

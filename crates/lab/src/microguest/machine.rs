@@ -15,11 +15,11 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use super::board::{BOARD, BYTES, Board, CODE, PACKETS, SLEEP_PORT, STOP_PORT, TABLES};
 
-/// The device; without it there is no KVM.
+/// The device. Without it there is no KVM.
 const DEVICE: &str = "/dev/kvm";
 /// `IA32_TIME_STAMP_COUNTER` (Intel SDM vol. 4, table 2-2).
 const IA32_TSC: u32 = 0x10;
-/// Readings of it, of which the tightest counts.
+/// Number of readings of this register. The tightest one counts.
 const READINGS: usize = 32;
 
 /// A guest that is ready to run.
@@ -27,13 +27,13 @@ const READINGS: usize = 32;
 pub(super) struct Machine {
     vcpu: VcpuFd,
     hz: TscRate,
-    // What the processor belongs to.
+    // The VM and KVM that the processor belongs to.
     _vm: VmFd,
     _kvm: Kvm,
 }
 
 impl Machine {
-    /// A processor over `board`, which has to outlive it.
+    /// A processor over `board`, which must outlive it.
     pub fn new(board: &Board) -> anyhow::Result<Self> {
         let kvm = open()?;
         let vm = kvm.create_vm().context("KVM: making a VM")?;
@@ -56,13 +56,13 @@ impl Machine {
         Ok(Self { vcpu, hz: tsc::calibrate(), _vm: vm, _kvm: kvm })
     }
 
-    /// Runs it on this thread until it is told to stop.
+    /// Runs the guest on this thread until it is stopped.
     pub fn run(mut self, board: &Board) -> anyhow::Result<()> {
         loop {
             match self.vcpu.run() {
                 Ok(VcpuExit::IoOut(SLEEP_PORT, _)) => sleep(board, self.hz),
                 Ok(VcpuExit::IoOut(STOP_PORT, _)) => return Ok(()),
-                // A signal, or the kernel wants to be asked again.
+                // A signal came, or the kernel wants another call.
                 Ok(VcpuExit::Intr) => {}
                 Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {}
                 Ok(other) => bail!("KVM: the guest ended with {other:?}"),
@@ -88,12 +88,12 @@ fn open() -> anyhow::Result<Kvm> {
     Ok(kvm)
 }
 
-/// Whether guests can run here; the error says what is missing.
+/// Checks whether guests can run here. The error says what is missing.
 pub(super) fn is_available() -> anyhow::Result<()> {
     open().map(drop)
 }
 
-/// One page of 2 MiB at address 0, for user mode (Intel SDM vol. 3A §4.5).
+/// Maps one page of 2 MiB at address 0, for user mode (Intel SDM vol. 3A §4.5).
 fn tables(board: &Board) -> anyhow::Result<()> {
     const PRESENT_WRITABLE_USER: u64 = 0b111;
     const LARGE: u64 = 1 << 7;
@@ -114,7 +114,7 @@ fn segment(selector: u16, code: bool) -> kvm_segment {
         base: 0,
         limit: u32::MAX,
         selector,
-        // Code that may be read, data that may be written; both accessed.
+        // Code that may be read, and data that may be written. Both are accessed.
         type_: if code { 0b1011 } else { 0b0011 },
         present: 1,
         dpl: 3,
@@ -127,18 +127,18 @@ fn segment(selector: u16, code: bool) -> kvm_segment {
 }
 
 fn enter_ring_3(vcpu: &VcpuFd) -> anyhow::Result<()> {
-    // Protected mode, floating point by the book, write protection, paging.
+    // Protected mode, standard floating point, write protection, paging.
     const CR0: u64 = 1 | 1 << 1 | 1 << 4 | 1 << 5 | 1 << 16 | 1 << 31;
     const CR4_PAE: u64 = 1 << 5;
     // Long mode, enabled and active.
     const EFER: u64 = 1 << 8 | 1 << 10;
-    // The bit that is always set, and I/O privilege level 3; interrupts are off.
+    // The bit that is always set, and I/O privilege level 3. Interrupts are off.
     const RFLAGS: u64 = 1 << 1 | 3 << 12;
     let mut special = vcpu.get_sregs().context("KVM: reading registers")?;
     special.cs = segment(0x33, true);
     let data = segment(0x2b, false);
     (special.ds, special.es, special.fs, special.gs, special.ss) = (data, data, data, data, data);
-    // There is nothing to take an interrupt or an exception.
+    // Nothing handles an interrupt or an exception.
     special.gdt = kvm_dtable::default();
     special.idt = kvm_dtable::default();
     (special.cr0, special.cr3, special.cr4, special.efer) = (CR0, TABLES, CR4_PAE, EFER);
@@ -148,7 +148,7 @@ fn enter_ring_3(vcpu: &VcpuFd) -> anyhow::Result<()> {
     vcpu.set_regs(&registers).context("KVM: setting registers")
 }
 
-/// What the guest's time stamp counter is ahead of the host's.
+/// The guest's time stamp counter minus the host's.
 fn ahead(vcpu: &VcpuFd) -> anyhow::Result<u64> {
     let mut best: Option<(u64, u64)> = None;
     for _ in 0..READINGS {
@@ -168,12 +168,12 @@ fn ahead(vcpu: &VcpuFd) -> anyhow::Result<u64> {
     Ok(best.map_or(0, |(_, ahead)| ahead))
 }
 
-/// The guest has nothing to do.
+/// Sleeps while the guest has nothing to do.
 fn sleep(board: &Board, hz: TscRate) {
     let (until, pause_ns) = board.idle();
     let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC) else { return };
-    // The clock was read first: whoever takes the processor between the two reads makes the sleep
-    // shorter, and the guest then asks again.
+    // The clock is read first. If another thread takes the processor between the two reads, the
+    // sleep is shorter, and the guest then asks again.
     let counter = Tsc.now().0;
     let left = if pause_ns > 0 {
         Nanos(pause_ns)

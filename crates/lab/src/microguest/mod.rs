@@ -1,21 +1,28 @@
 //! Micro-guests: virtual processors that do nothing but what is measured.
 //!
-//! **Problem.** What a scheduler does to a vCPU is seen from inside the guest only, and a guest
-//! with an operating system has timers, idle loops and drivers of its own in between; under nested
-//! virtualisation its kernel may not run at all. **Rule.** A guest of one page of memory and some
-//! forty instructions in ring 3 of long mode (CPL 3, IOPL 3, no interrupts), which needs no
-//! emulation: it counts, notes by its time stamp counter when it sees an event in its memory, and
-//! sends a stream of packets by itself. No exit lies between an event and its answer. Its thread is
-//! one in `KVM_RUN`, named as QEMU names them: what schedules QEMU's vCPUs schedules it as well.
+//! # Problem
 //!
-//! | Module | What it is |
+//! Only the inside of a guest shows what a scheduler does to a vCPU. A guest with an operating
+//! system adds timers, idle loops and drivers of its own. Under nested virtualization its kernel
+//! may not run at all.
+//!
+//! # Approach
+//!
+//! A guest has one page of memory and some forty instructions in ring 3 of long mode (CPL 3, IOPL
+//! 3, no interrupts). It needs no emulation. It counts, notes by its time stamp counter when it
+//! sees an event in its memory, and sends a stream of packets by itself. No exit lies between an
+//! event and its answer. Its thread is in `KVM_RUN`, and has the name that QEMU gives such threads.
+//! So a scheduler of QEMU's vCPUs schedules it as well.
+//!
+//! | Module | Content |
 //! |---|---|
 //! | [`board`] | the guest's memory, and what each side reads and writes there |
 //! | `program` | what the guest computes |
 //! | `machine` | the virtual processor |
 //!
 //! A guest is a process of its own, `penstock-lab microguest` ([`MicroguestArgs`]). It ends after
-//! the time it is given, when its standard input ends (its starter died), or when it is told to.
+//! the given time, when its standard input ends (the process that started it died), or when it is
+//! stopped.
 
 pub mod board;
 mod machine;
@@ -37,11 +44,11 @@ use machine::Machine;
 
 use penstock_guest::clock;
 
-/// Name of the thread that is the virtual processor, as QEMU has it.
+/// Name of the thread that is the virtual processor, as in QEMU.
 pub const VCPU_THREAD: &str = "CPU 0/KVM";
-/// What a guest's process says on standard output when the guest is about to run.
+/// What a guest's process prints on standard output when the guest is about to run.
 pub const RUNNING: &str = "running";
-/// Between two looks at whether the guest has ended.
+/// Interval between checks whether the guest has ended.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// `penstock-lab microguest`.
@@ -65,7 +72,8 @@ impl MicroguestArgs {
     /// Runs the guest to its end.
     ///
     /// # Errors
-    /// There is no KVM, or it refuses something.
+    ///
+    /// Fails if there is no KVM, or if KVM refuses something.
     pub fn run(&self) -> anyhow::Result<()> {
         let board = Arc::new(Board::open(&self.memory)?);
         let guest = start(&board, Some(self.core));
@@ -76,32 +84,35 @@ impl MicroguestArgs {
         let limit = Duration::from_secs_f64(self.secs);
         let stdin = std::io::stdin();
         while begin.elapsed() < limit && !guest.is_finished() {
-            // Nothing is ever written there: there is something when the other end is closed.
+            // Nothing is ever written to standard input. It becomes readable when the other end is
+            // closed.
             if clock::wait_readable(Some(stdin.as_fd()), LOOK) {
                 return Ok(());
             }
         }
         if !guest.is_finished() {
-            // The end of the process ends a thread that is in the guest.
+            // When the process ends, so does a thread that is in the guest.
             return Ok(());
         }
         guest.join().unwrap_or_else(|_| anyhow::bail!("the guest's thread panicked"))
     }
 }
 
-/// Whether micro-guests can run here.
+/// Checks whether micro-guests can run here.
 ///
 /// # Errors
-/// What is missing, and how to get it.
+///
+/// Says what is missing, and how to get it.
 pub fn is_available() -> anyhow::Result<()> {
     machine::is_available()
 }
 
-/// Starts a guest in a thread of this process, on `core` if one is named. It ends by
+/// Starts a guest in a thread of this process, on `core` if one is given. It ends by
 /// [`Board::stop`], or with the process.
 ///
 /// # Errors
-/// There is no KVM, or it refuses something.
+///
+/// Fails if there is no KVM, or if KVM refuses something.
 pub fn start(
     board: &Arc<Board>,
     core: Option<u32>,
@@ -116,7 +127,7 @@ pub fn start(
                 .and_then(|()| sched_setaffinity(Pid::from_raw(0), &cpus))
                 .with_context(|| format!("pinning the guest to core {core}"))?;
         }
-        // Its sleeps end when they should; who may not say so has them 50 us late.
+        // Makes its sleeps end on time. Without this permission they are 50 us late.
         let _ = nix::sys::prctl::set_timerslack(1);
         machine.run(&board)
     };

@@ -1,10 +1,12 @@
 //! What the guest computes: a loop, in ring 3, that never ends by itself.
 //!
-//! **Rule.** It counts; when the number of the last event in memory is another one, it notes the
-//! time and the number. With a stream it also notes the time at which it sends each packet that is
-//! due, computes for so many rounds in every period, and when neither is left it tells until when
-//! it has nothing to do and leaves the processor by an I/O instruction. `board` names what it
-//! reads and writes.
+//! # Approach
+//!
+//! The loop counts its rounds. When the number of the last event in memory changes, it notes the
+//! time and the number. With a stream, it also notes the time at which it sends each packet that is
+//! due, and computes for a number of rounds in every period. When neither is left to do, it writes
+//! until when it has nothing to do, and leaves the processor by an I/O instruction. `board` names
+//! what it reads and writes.
 #![allow(unsafe_code, reason = "the program is linked into this one as bytes")]
 
 use std::arch::global_asm;
@@ -14,8 +16,8 @@ use super::board::{SLEEP_PORT, STOP_PORT, offset};
 global_asm!(
     ".pushsection .rodata.penstock_microguest, \"a\"",
     "penstock_microguest_begin:",
-    // rdi: the board; rsi: the packet that is next; r8: rounds; r9: the last event; r10: packets
-    // sent; r12: rounds left in this period; r13: when the next one begins.
+    // Registers. rdi: the board; rsi: the next packet; r8: rounds; r9: the last event; r10: packets
+    // sent; r12: rounds left in this period; r13: when the next period begins.
     "2:",
     "inc r8",
     "mov [rdi + {rounds}], r8",
@@ -34,7 +36,7 @@ global_asm!(
     "jz 7f",
     "dec r12",
     "jmp 2b",
-    // An event.
+    // An event has come.
     "5:",
     "mov r9, rax",
     "rdtsc",
@@ -92,7 +94,7 @@ unsafe extern "C" {
     static penstock_microguest_end: u8;
 }
 
-/// Its machine code, which runs at any address.
+/// The guest's machine code, which runs at any address.
 pub(super) fn code() -> &'static [u8] {
     let (begin, end) = (&raw const penstock_microguest_begin, &raw const penstock_microguest_end);
     // SAFETY: both lie in one section of constants, the end behind the beginning.

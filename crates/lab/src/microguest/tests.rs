@@ -1,4 +1,4 @@
-//! Guests that really run, where there is KVM.
+//! Tests with guests that really run, if there is KVM.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// None where there is no KVM.
+    /// Returns `None` if there is no KVM.
     fn start() -> Option<Self> {
         if let Err(error) = is_available() {
             assert!(error.to_string().contains("/dev/kvm"), "{error:#}");
@@ -52,7 +52,7 @@ fn it_counts_and_answers_events_in_order_of_time() {
         until("an answer", || guest.board.answered().0 == number);
         let (_, at) = guest.board.answered();
         let after = Tsc.now().0;
-        // The two counters were compared within some microseconds.
+        // The two counters agree within some microseconds.
         let slack = 100_000;
         assert!(told < at + slack && at < after + slack, "{told} {at} {after}");
         assert!(at > last && guest.board.rounds() >= rounds);
@@ -72,7 +72,8 @@ fn it_sends_a_stream_in_time_and_sleeps_when_it_has_nothing_to_do() {
     let stream = Stream { due: due.clone(), work: 1_000, period: hz / 20, pause_ns: 0 };
     guest.board.stream(&stream).unwrap();
     until("half of it", || guest.board.sent().len() >= 25);
-    // While it sends it hardly computes: of millions of rounds in 5 ms, a thousand in 50.
+    // While the guest sends, it hardly computes: a thousand rounds in 50 ms. Idle, it
+    // computes millions in 5 ms.
     let rounds = guest.board.rounds();
     let sent = guest.board.sent().len();
     until("the rest", || guest.board.sent().len() == 50 || guest.board.sent().len() > sent + 5);

@@ -1,15 +1,18 @@
 //! The load of live experiments: all VMs of a plan in one polling loop on the generator's core.
 //!
-//! **Rule.** The loop never stops while a switch is measured: what is sent changes between windows
-//! and the next window begins after a moment of the new load. A rate is that of a sender's frames
-//! as its sink got them. Latency is one way, from before a burst is published to the turn in which
-//! the sink finds the frame, both stamps of one core; sinks of stamped senders are looked at after
-//! every single sender.
+//! # Approach
 //!
-//! **What is left out, and listed.** When the loop itself stood still for longer than
-//! [`STANDSTILL`], frames sent before it went on tell no time. Times that were taken while the
-//! worker waited for its core are kept apart: [`Times::quiet`] has none of them, [`Times::all`]
-//! has.
+//! The loop never stops while a switch is measured. What is sent changes between windows, and the
+//! next window begins after a moment of the new load. A rate is that of a sender's frames as its
+//! sink got them. Latency is one way. It lasts from before a burst is published to the turn in
+//! which the sink finds the frame, and both stamps are of one core. Sinks of stamped senders are
+//! checked after every single sender.
+//!
+//! # What is left out
+//!
+//! If the loop itself stood still for longer than [`STANDSTILL`], frames sent before it continued
+//! give no time. The window reports such standstills. Times taken while the worker waited for its
+//! core are kept apart: [`Times::quiet`] excludes them, and [`Times::all`] includes them.
 
 use std::time::{Duration, Instant};
 
@@ -32,13 +35,13 @@ const STANDSTILL: Duration = Duration::from_micros(60);
 const SLICE: Duration = Duration::from_millis(5);
 /// A worker that waited longer for its core within a slice was held up.
 const HELD_UP_NS: u64 = 10_000;
-/// How long the switch may take to connect.
+/// Longest time for the switch to connect.
 pub(super) const CONNECT_SECS: f64 = 20.0;
-/// The longest latency, in cycles, that is told from longer ones: about a second.
+/// The longest latency in cycles that can be distinguished from longer ones: about a second.
 const LONGEST: u64 = 1 << 32;
 /// Descriptors of a sender's rings.
 const RING: u16 = 256;
-/// Descriptors of a sink's rings: they bridge the generator's short absences.
+/// Descriptors of a sink's rings. They bridge the generator's short absences.
 const SINK_RING: u16 = 1024;
 /// The largest frame, FCS included.
 pub(super) const LARGEST: u16 = 1518;
@@ -50,14 +53,12 @@ pub(super) const BURST: usize = 32;
 pub(crate) struct Offer {
     /// Size of its frames, FCS included.
     pub size: u16,
-    /// Flows.
     pub flows: u32,
-    /// Rate.
     pub rate: Rate,
 }
 
 impl Offer {
-    /// Nothing.
+    /// Sends nothing.
     pub fn silence() -> Self {
         Self { size: 64, flows: 1, rate: Rate::Stop }
     }
@@ -66,9 +67,9 @@ impl Offer {
 /// How long stamped frames of one sender took, in cycles.
 #[derive(Debug, Clone)]
 pub(crate) struct Times {
-    /// Those of moments in which the worker had its core.
+    /// Times of moments in which the worker had its core.
     pub quiet: Histogram<u64>,
-    /// All.
+    /// All times.
     pub all: Histogram<u64>,
 }
 
@@ -78,14 +79,14 @@ impl Times {
         Ok(Self { quiet: new()?, all: new()? })
     }
 
-    /// Adds another sender's.
+    /// Adds the times of another sender.
     pub fn add(&mut self, other: &Self) {
         // Both have the same bounds.
         let _ = self.quiet.add(&other.quiet);
         let _ = self.all.add(&other.all);
     }
 
-    /// Microseconds that `percentile` per cent do not exceed, the worker having its core.
+    /// Microseconds that `percentile` percent do not exceed, while the worker had its core.
     pub fn us(&self, percentile: f64, tsc_hz: f64) -> f64 {
         micros(&self.quiet, percentile, tsc_hz)
     }
@@ -106,17 +107,16 @@ fn micros(of: &Histogram<u64>, percentile: f64, tsc_hz: f64) -> f64 {
 /// One sender in a window.
 #[derive(Debug, Clone)]
 pub(crate) struct Sent {
-    /// Its name.
     pub name: String,
-    /// Frames a second that arrived; of the window's parts, the one in the middle.
+    /// Frames per second that arrived, as the median of the window's parts.
     pub pps: f64,
     /// Share of the loop's turns in which a frame was due and its ring was full.
     pub full: f64,
-    /// Frames that it published, a second.
+    /// Frames per second that it published.
     pub offered_pps: f64,
-    /// Bits a second of each part of the window.
+    /// Bits per second of each part of the window.
     pub parts: Vec<f64>,
-    /// Its stamped frames.
+    /// Times of its stamped frames.
     pub times: Option<Times>,
 }
 
@@ -125,9 +125,9 @@ pub(crate) struct Sent {
 pub(crate) struct Window {
     /// The senders, in the plan's order.
     pub senders: Vec<Sent>,
-    /// Share of the time that the worker waited for its core.
+    /// Share of the time for which the worker waited for its core.
     pub worker_wait: f64,
-    /// Share of the time that the generator waited for its core.
+    /// Share of the time for which the generator waited for its core.
     pub generator_wait: f64,
     /// Share of the time in turns that moved nothing.
     pub idle: f64,
@@ -141,7 +141,7 @@ impl Window {
         self.senders.iter().find(|s| s.name == name).with_context(|| format!("no sender {name}"))
     }
 
-    /// Frames a second of all senders.
+    /// Frames per second of all senders.
     pub fn pps(&self) -> f64 {
         self.senders.iter().map(|s| s.pps).sum()
     }
@@ -163,7 +163,7 @@ impl Window {
     }
 }
 
-/// A sender, its place among the VMs and that of its sink.
+/// A sender's index among the VMs, and that of its sink.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     from: usize,
@@ -187,7 +187,7 @@ pub(crate) struct Fleet {
     pub(super) vms: Vec<LoadVm>,
     names: Vec<String>,
     ways: Vec<Way>,
-    /// Sinks that are emptied at once, and whether stamped frames come to them.
+    /// Sinks that are emptied at once, and whether they receive stamped frames.
     sinks: Vec<(usize, bool)>,
     links: Vec<Link>,
     start: Instant,
@@ -255,12 +255,12 @@ impl Fleet {
         }
     }
 
-    /// Has all senders send nothing.
+    /// Makes all senders send nothing.
     pub fn hush(&mut self) {
         self.vms.iter_mut().for_each(|vm| vm.change(&phase(&Offer::silence())));
     }
 
-    /// Sends for `warm` seconds, then for `secs` in `parts` parts that are measured.
+    /// Sends for `warm` seconds, then measures for `secs` in `parts` parts.
     pub fn run(
         &mut self,
         switch: &dyn Switch,
@@ -335,7 +335,7 @@ impl Fleet {
         .collect()
     }
 
-    /// Turns of the loop until `end`.
+    /// Runs turns of the loop until `end`.
     fn turns(
         &mut self,
         switch: &dyn Switch,
@@ -361,7 +361,7 @@ impl Fleet {
             if now >= next_slice {
                 next_slice = now + slice;
                 self.sort_times(switch, lap, times);
-                // The sorting is no standstill of the switch's, and frames waited meanwhile.
+                // Sorting is no standstill of the switch, and frames waited meanwhile.
                 self.forget();
                 now = self.now_ns();
             }
@@ -402,7 +402,7 @@ impl Fleet {
         let mut moved = 0;
         while link.credit > 0.0 {
             if vm.receive_up_to(1) == 0 {
-                // An idle link earns nothing.
+                // An idle link saves no credit.
                 link.credit = link.credit.min(f64::from(LARGEST) * 8.0);
                 break;
             }
@@ -442,7 +442,7 @@ impl Fleet {
     }
 }
 
-/// What the loop knows of itself.
+/// The loop's own counters.
 #[derive(Debug)]
 struct Lap {
     turns: u64,

@@ -1,5 +1,6 @@
-//! The load generator of the benchmarks: two VMs in one polling loop, connected once, driven in
-//! windows. Between windows no frame is under way, so a switch's counters belong to one window.
+//! The load generator of the benchmarks: two VMs in one polling loop. They are connected once, and
+//! driven in windows. Between windows no frame is under way, so a switch's counters belong to one
+//! window.
 
 use std::time::Duration;
 
@@ -15,15 +16,15 @@ use penstock_guest::clock;
 use penstock_guest::driver::{Features, SocketMode};
 use penstock_guest::load::{LoadSpec, Phase, Rate, SizeMix, VmCounters, VmSpec, run_queue_wait_ns};
 
-/// How long a ring may be silent before nothing is taken to be under way.
+/// If a ring is silent for this time, no frame is under way.
 const SILENCE: Duration = Duration::from_millis(20);
 /// The longest wait for silence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(5);
-/// Turns between two looks at whether the switch is there.
+/// Turns between two checks whether the switch is connected.
 const WATCH_EVERY: u32 = 1 << 20;
-/// How long a single frame is waited for.
+/// Longest wait for a single frame.
 const FRAME_LIMIT: Duration = Duration::from_millis(100);
-/// The longest latency that is told from longer ones.
+/// The longest latency that can be distinguished from longer ones.
 const LATENCY_MAX_NS: u64 = 1_000_000_000;
 
 /// How a pair attaches.
@@ -44,16 +45,16 @@ pub(crate) struct PairWindow {
     pub secs: f64,
     /// Frames given to the ring.
     pub tx_frames: u64,
-    /// Frames that arrived, those after the end of sending included.
+    /// Frames that arrived, including those after the end of sending.
     pub rx_frames: u64,
-    /// Their bytes in the ring.
+    /// Bytes of these frames in the ring.
     pub rx_bytes: u64,
     /// Frames with wrong bytes.
     pub bad: u64,
-    /// Seconds in turns of the loop that moved nothing: with as many frames due as the ring takes,
+    /// Seconds in turns of the loop that moved nothing. If more frames are due than the ring takes,
     /// the generator waited for the switch.
     pub idle_secs: f64,
-    /// Nanoseconds that the generator was runnable and did not run.
+    /// Nanoseconds for which the generator was runnable and did not run.
     pub waited_ns: u64,
 }
 
@@ -88,13 +89,13 @@ pub(crate) struct Latencies {
     pub secs: f64,
     /// Frames that did not come within [`FRAME_LIMIT`].
     pub lost: u64,
-    /// Nanoseconds that the generator was runnable and did not run.
+    /// Nanoseconds for which the generator was runnable and did not run.
     pub waited_ns: u64,
     nanos: Histogram<u64>,
 }
 
 impl Latencies {
-    /// The latency in nanoseconds that `percentile` per cent of the frames do not exceed.
+    /// The latency in nanoseconds that `percentile` percent of the frames do not exceed.
     pub fn percentile(&self, percentile: f64) -> u64 {
         self.nanos.value_at_percentile(percentile)
     }
@@ -114,9 +115,9 @@ pub(crate) struct Paced {
     pub refused: u64,
     /// Numbers missing at the receiver so far.
     pub missing: u64,
-    /// The longest time between two turns of the loop since the last look.
+    /// The longest time between two turns of the loop since the last report.
     pub gap_ns: u64,
-    /// Nanoseconds that the generator was runnable and did not run.
+    /// Nanoseconds for which the generator was runnable and did not run.
     pub waited_ns: u64,
 }
 
@@ -144,7 +145,7 @@ impl Fleet {
         Ok(pair)
     }
 
-    /// What is sent from here on.
+    /// Sets what is sent from here on.
     pub fn send(&mut self, sizes: &SizeMix, flows: u32, rate: Rate) {
         let phase = Phase {
             at_secs: 0.0,
@@ -192,15 +193,16 @@ impl Fleet {
         })
     }
 
-    /// Sends one frame after the other for `time`, each when the one before has come.
+    /// Sends one frame after the other for `time`, each when the previous one has come.
     pub fn one_at_a_time(&mut self, time: Duration, tsc_hz: f64) -> anyhow::Result<Latencies> {
         let mut nanos = Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3)?;
         let (began, waited) = (clock::now(), run_queue_wait_ns());
         let limit_cycles = FRAME_LIMIT.as_secs_f64() * tsc_hz;
         let mut lost = 0;
         while began.elapsed() < time {
-            // Made, published and stamped; the switch cannot have it before the publication, so
-            // the making of one frame is part of what is measured, of both switches alike.
+            // A turn makes, publishes and stamps the frame. The switch cannot have it before the
+            // publication. So the making of one frame is part of the measurement, for both switches
+            // alike.
             let sent = Tsc.now().0;
             anyhow::ensure!(self.vms[0].turn(0, 1)? == 1, "the ring took no frame");
             let cycles = loop {
@@ -225,8 +227,8 @@ impl Fleet {
         Ok(Latencies { secs: began.elapsed().as_secs_f64(), lost, waited_ns, nanos })
     }
 
-    /// Sends `rate` frames a second by the clock: a frame that is due and that the ring refuses is
-    /// lost and not sent later. `each` gets the counters about every `interval`.
+    /// Sends `rate` frames per second by the clock. A frame that is due and that the ring refuses
+    /// is lost, and is not sent later. `each` gets the counters about every `interval`.
     pub fn paced(
         &mut self,
         rate: f64,
@@ -236,7 +238,7 @@ impl Fleet {
     ) -> anyhow::Result<Paced> {
         let before = self.counters();
         let missing = before.1.sink.lost;
-        // Opened once: to open it anew costs as much as the ring can hold.
+        // Opened only once, because opening it takes as long as the ring can hold frames.
         let wait = RunQueueWait::of_this_thread();
         let waited = || wait.as_ref().map_or(0, |w| w.read().0);
         let waited_before = waited();
@@ -264,8 +266,8 @@ impl Fleet {
                 paced.waited_ns = waited() - waited_before;
                 each(paced)?;
                 paced.gap_ns = 0;
-                // The look's own time is no gap: it is the same every time and shorter than a
-                // ring lasts. What is lost by it counts.
+                // The time of the report itself is no gap: it is the same every time, and a ring
+                // lasts longer. Losses that it causes count.
                 now = self.now_ns();
             }
             let then = self.now_ns();
@@ -275,7 +277,8 @@ impl Fleet {
         paced.waited_ns = waited() - waited_before;
         self.settle();
         let after = self.counters();
-        // The last ones leave no gap behind them: those that never came are the difference.
+        // The last frames leave no gap behind them. The difference of the counts shows those that
+        // never came.
         let sent = after.0.tx_frames - before.0.tx_frames;
         paced.missing = sent.saturating_sub(after.1.sink.frames - before.1.sink.frames);
         anyhow::ensure!(
@@ -290,7 +293,7 @@ impl Fleet {
         (self.vms[0].counters(), self.vms[1].counters())
     }
 
-    /// Receives until all that was sent is back and nothing has come for a while.
+    /// Receives until all that was sent is back, and nothing has come for a while.
     fn settle(&mut self) {
         let began = clock::now();
         let mut quiet = began;
@@ -302,7 +305,7 @@ impl Fleet {
     }
 }
 
-/// A count that was computed as a fraction.
+/// Converts a count that was computed as a fraction.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "far below 2^52")]
 fn whole(count: f64) -> u64 {
     count as u64

@@ -1,4 +1,4 @@
-//! A Penstock of our own: this program as a daemon, in its own directory.
+//! A Penstock of our own: the `penstock` program as a daemon, in its own directory.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,28 +14,28 @@ use crate::penstock::penstock;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::{Daemon, ThreadClock, ask, await_ok, await_some};
 
-/// How long the daemon may take to answer.
+/// Longest time for the daemon to answer.
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// How long the ports may take to listen.
+/// Longest time until the ports listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 
-/// What its ports are for.
+/// The offloads of its ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Offloads {
     /// Neither checksum nor segmentation.
     Off,
-    /// Both, as far as drivers ask.
+    /// Both, if the drivers negotiate them.
     On,
 }
 
-/// What bounds and orders the two ports, in the words of the configuration.
+/// The limits and the order of the two ports, in the configuration's words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Qos {
     /// `schedule` of the worker.
     pub schedule: String,
     /// `ingress_policy` of both ports.
     pub policy: String,
-    /// `egress` of the receiving port, which has a queue and is nobody's then.
+    /// `egress` of the receiving port. That port then has a queue and no tenant.
     pub egress: Option<&'static str>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Penstock {
     waited_before_ns: u64,
 }
 
-/// Counters of the daemon that grow.
+/// Counters of the daemon that only grow.
 #[derive(Debug, Clone, Copy, Default)]
 struct Totals {
     frames: u64,
@@ -80,12 +80,12 @@ impl Penstock {
         Self::start_as(bed, "penstock", offloads, Qos::default(), None)
     }
 
-    /// With interfaces that frames leave by and come back in, if `way` says so.
+    /// Adds interfaces through which frames leave and come back in, if `way` is given.
     pub fn start_through(bed: &Bed, way: Option<Through>) -> anyhow::Result<Self> {
         Self::start_as(bed, "penstock", Offloads::Off, Qos::default(), way)
     }
 
-    /// The same under a name of its own in reports, its ports bounded and ordered by `qos`.
+    /// The same under a name of its own in reports. `qos` limits and orders its ports.
     pub fn start_as(
         bed: &Bed,
         name: &'static str,
@@ -107,7 +107,7 @@ impl Penstock {
         Ok(penstock)
     }
 
-    /// Starts the daemon by `plan` in directory `dir` of the bed.
+    /// Starts the daemon according to `plan` in directory `dir` of the bed.
     pub fn by_plan(bed: &Bed, dir: &str, plan: &Plan) -> anyhow::Result<Self> {
         let cores = (bed.worker_core(), bed.generator_core());
         let started = Self::run(bed, ("penstock", dir), |dir| plan.configuration(dir, cores));
@@ -160,11 +160,11 @@ impl Penstock {
     }
 }
 
-/// How the name of a worker's thread begins.
+/// Prefix of the names of the workers' threads.
 const WORKER: &str = "penstock-w";
 
-/// Runs the daemon by the file `host.toml` in `dir`, which names `host.sock` there, and waits until
-/// it answers; with the frequency of its cycles.
+/// Runs the daemon with the file `host.toml` in `dir`, which names `host.sock` there. Waits until
+/// it answers, and returns the frequency of its cycles as well.
 fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64)> {
     let mut command = penstock()?;
     command.args(["host", "run", "--config"]).arg(dir.join("host.toml"));
@@ -181,7 +181,7 @@ fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64)> {
     Ok((daemon, tsc_hz))
 }
 
-/// Asks the daemon.
+/// Sends a command to the daemon.
 fn ctl(socket: &Path, words: &[&str]) -> anyhow::Result<String> {
     ask(penstock()?.arg("--socket").arg(socket).args(words))
 }
@@ -214,7 +214,7 @@ impl Totals {
         let stolen = self.stolen - before.stolen;
         let sampled = self.sampled - before.sampled;
         let stage = |now: u64, then: u64| ratio(now - then, sampled);
-        // A peer that loses its core goes on counting, so ours is given what it left out.
+        // A peer that loses its core keeps counting. So our count gets the cycles that it left out.
         let busy_cycles = self.busy - before.busy + stolen;
         let notes = vec![
             ("cycles_ingress", stage(self.ingress, before.ingress)),
@@ -327,7 +327,7 @@ fn configuration(
     );
     let mut policy = format!("ingress_policy = \"{}\"\n", qos.policy);
     if qos.policy.starts_with("cycles") {
-        // Each bought so much that both fit; what one leaves the other may have.
+        // The two ports' cycles together fit the core. Each may use what the other leaves.
         policy += &format!("cycles = {:.0}\n", 0.45 * bed.tsc_hz());
     }
     let on = offloads == Offloads::On;
@@ -362,7 +362,8 @@ fn configuration(
     text
 }
 
-/// The ports of the interfaces, and that nothing is flooded: it would go round for ever.
+/// The ports of the interfaces. Nothing is flooded, because a flooded frame would circulate for
+/// ever.
 fn ends(outside: &Outside) -> String {
     let (kind, netns) = (outside.way.name(), &outside.netns);
     let port = |end: &str| {

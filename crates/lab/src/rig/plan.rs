@@ -1,9 +1,11 @@
-//! Who takes part in a live experiment: VMs, what each bought, whom each sends to.
+//! The participants of a live experiment: VMs, what each bought, and where each sends.
 //!
-//! **Rule.** Ours and the peer get the same network from one plan: for each sender a rule of higher
-//! priority that looks at its frames' UDP ports (a security group; it hits nothing), and two rules
-//! that look at the destination. Without the first no decision depends on ports, and the switches
-//! may tell flows apart or not as they like: then "many flows" would cost one of them nothing.
+//! # Approach
+//!
+//! Our switch and the peer get the same network from one plan. For each sender there is a rule of
+//! higher priority that looks at its frames' UDP ports (a security group that hits nothing). Two
+//! more rules look at the destination. Without the first rule no decision depends on ports, and
+//! each switch could distinguish flows or not. Then "many flows" would cost one of them nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,56 +14,54 @@ use std::path::Path;
 
 use penstock_guest::mac::Mac;
 
-/// What bounds what a VM sends, in the words of the configuration.
+/// What limits a VM's sending, in the configuration's words.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Bound {
-    /// `ingress_policy`.
+    /// The port's `ingress_policy`.
     pub policy: Policy,
-    /// Cycles a second that it bought.
+    /// Cycles per second that it bought.
     pub cycles: f64,
-    /// Bits a second that it bought, FCS included; for `bps`.
+    /// Bits per second that it bought, FCS included. Used by `bps`.
     pub bits: f64,
-    /// Its part of what others leave.
+    /// Weight of its share of spare cycles.
     pub weight: u16,
-    /// Its latency class, 1 first; 0 leaves it out.
+    /// Latency class. 1 is served first, and 0 leaves it out.
     pub priority: u8,
 }
 
 /// Ingress policies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// Nothing but its turn.
+    /// No limit except its turn.
     #[default]
     None,
     /// Bits per second.
     Bps,
     /// Cycles, no more than bought.
     Strict,
-    /// Cycles, and a share of what is left.
+    /// Cycles, and a share of spare cycles.
     Minmax,
 }
 
-/// One VM.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Vm {
-    /// Its name, and its port's.
+    /// Name of the VM and of its port.
     pub name: String,
-    /// Whom it sends to; a VM that sends to nobody is a sink.
+    /// The VM that it sends to. A VM without one is a sink.
     pub to: Option<String>,
     /// Whether its frames carry the time at which they were sent.
     pub stamped: bool,
-    /// What bounds it.
     pub bound: Bound,
-    /// Its tenant and that one's weight; none: the tenant of all.
+    /// Its tenant, and the tenant's weight. `None`: the tenant that all share.
     pub tenant: Option<(String, u32)>,
-    /// Whether it answers those who send to it, tenants or not: all that they send goes there, and
-    /// its frames back to whom they name. A plan for our switch alone.
+    /// Whether it answers the VMs that send to it, of any tenant. All that they send goes to it,
+    /// and its frames go back to their destinations. Such a plan is for our switch only.
     pub answers: bool,
-    /// More lines of its port's table.
+    /// Further lines of its port's table.
     pub more: String,
-    /// Whether its port is nobody's, as an uplink is; the tenant then has a VLAN.
+    /// Whether its port has no tenant, as an uplink has none. Tenants then have a VLAN.
     pub shared: bool,
-    /// What it takes from its ring in bits a second; 0: all at once.
+    /// Rate at which it empties its ring, in bits per second. 0: all at once.
     pub drains: f64,
 }
 
@@ -76,40 +76,39 @@ impl Vm {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// The same VM, its frames stamped.
+    /// The same VM, with stamped frames.
     pub fn stamped(mut self) -> Self {
         self.stamped = true;
         self
     }
 }
 
-/// All VMs, and what the worker does with them.
+/// All VMs, and the configuration of the worker.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Plan {
-    /// `schedule` of the worker; empty: the default.
+    /// `schedule` of the worker. Empty: the default.
     pub schedule: String,
-    /// More lines of the worker's table.
+    /// Further lines of the worker's table.
     pub worker: String,
-    /// The VMs.
     pub vms: Vec<Vm>,
     /// Whether ports offer checksum and segmentation offload.
     pub offloads: bool,
-    /// Whether the ports listen on their sockets; else they connect.
+    /// Whether the ports listen on their sockets. Otherwise they connect.
     pub listens: bool,
-    /// Whether endpoints and programs go before all else on their core, in real time, where
-    /// priorities are raised at all: for load that leaves the core idle and is measured in time.
+    /// Whether endpoints and programs run in real time on their core, if priorities are raised at
+    /// all. It is for load that leaves the core idle and whose times are measured.
     pub prompt: bool,
-    /// The largest IP packet of a namespace's interface; 0: 1,500 bytes.
+    /// The largest IP packet of a namespace's interface. 0: 1,500 bytes.
     pub mtu: u16,
 }
 
 impl Plan {
-    /// A plan for the load generator: ports listen, no offloads.
+    /// A plan for the load generator: ports listen and have no offloads.
     pub fn new(schedule: &str, vms: Vec<Vm>) -> Self {
         Self { schedule: schedule.to_owned(), vms, listens: true, ..Self::default() }
     }
 
-    /// The address of VM `number`.
+    /// The MAC address of VM `number`.
     pub fn mac(number: usize) -> Mac {
         Mac([0x52, 0x54, 0, 0, 5, u8::try_from(number + 1).unwrap_or(u8::MAX)])
     }
@@ -119,7 +118,7 @@ impl Plan {
         Ipv4Addr::new(10, 0, u8::try_from(number + 1).unwrap_or(u8::MAX), 1)
     }
 
-    /// The place of the VM called `name`.
+    /// The index of the VM called `name`.
     pub fn number(&self, name: &str) -> Option<usize> {
         self.vms.iter().position(|vm| vm.name == name)
     }
@@ -128,7 +127,7 @@ impl Plan {
         self.vms.iter().any(|vm| vm.shared)
     }
 
-    /// Senders with their places and those of their destinations.
+    /// Senders with their indices and those of their destinations.
     fn ways(&self) -> impl Iterator<Item = (usize, &Vm, usize)> {
         self.vms.iter().enumerate().filter_map(|(number, vm)| {
             let to = vm.to.as_deref().and_then(|to| self.number(to))?;
@@ -136,7 +135,7 @@ impl Plan {
         })
     }
 
-    /// The configuration file of our daemon in `dir`; cores as given.
+    /// The configuration file of our daemon in `dir`, with these cores.
     pub fn configuration(&self, dir: &Path, (worker, control): (u32, u32)) -> String {
         let at = dir.display();
         let schedule = if self.schedule.is_empty() { "round-robin" } else { &self.schedule };
@@ -187,7 +186,7 @@ impl Plan {
         let policy = match bound.policy {
             Policy::None => String::new(),
             Policy::Bps => {
-                // A burst of 10 ms, as the peer has it, and at least one of 64 KiB.
+                // A burst of 10 ms, as the peer has it, and at least 64 KiB.
                 let burst = (bound.bits / 8.0 / 100.0).max(65_536.0);
                 format!(
                     "ingress_policy = \"bps\"\n\
@@ -210,7 +209,7 @@ impl Plan {
         }
     }
 
-    /// All that `from` sends goes to `to`, and what `to` sends to it comes back.
+    /// Sends all frames of `from` to `to`, and those that `to` sends to `from` back.
     fn way_and_back(&self, text: &mut String, from: usize, to: usize) {
         let (source, target, mac) = (&self.vms[from].name, &self.vms[to].name, Self::mac(from));
         let _ = write!(
@@ -239,7 +238,7 @@ impl Plan {
         }
     }
 
-    /// The flow table of OVS; ports are numbered from 1 in the order of the VMs.
+    /// The flow table of OVS. Ports are numbered from 1 in the order of the VMs.
     pub fn flows(&self) -> Vec<String> {
         let mut flows = Vec::new();
         for (from, _, to) in self.ways() {

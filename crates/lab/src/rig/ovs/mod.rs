@@ -1,10 +1,19 @@
-//! An OVS-DPDK of our own: database, switch and sockets in one directory, a network namespace for
-//! its devices, nothing of the system's own OVS touched.
+//! An OVS-DPDK of our own: database, switch and sockets are in one directory. Its devices have a
+//! network namespace, and the system's own OVS is not touched.
 //!
-//! **Source.** `ovs-vswitchd.conf.db(5)`; OVS's documentation of DPDK and of vhost-user ports.
-//! **Rule.** It is given what it does best with: ports of type `dpdkvhostuserclient`, one PMD
-//! thread on the worker's core, hugepages, its own metrics off (`pmd-perf-metrics`, which cost
-//! cycles), its control threads on the generator's core, where frames never wait for them.
+//! # Source
+//!
+//! `ovs-vswitchd.conf.db(5)`; OVS's documentation of DPDK and of vhost-user ports.
+//!
+//! # Approach
+//!
+//! OVS gets the configuration in which it performs best:
+//!
+//! - ports of type `dpdkvhostuserclient`;
+//! - one PMD thread on the worker's core;
+//! - hugepages;
+//! - its own metrics off (`pmd-perf-metrics`), because they cost cycles;
+//! - its control threads on the generator's core, where frames never wait for them.
 
 mod perf;
 
@@ -23,14 +32,14 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::{Daemon, ThreadClock, ask};
 use perf::PmdReading;
 
-/// The Debian package that has all of it.
+/// The Debian package that contains all of it.
 const PACKAGE: &str = "openvswitch-switch-dpdk";
 const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// Memory for its packet buffers, in MiB.
 const SOCKET_MEM: u64 = 1024;
-/// 2 MiB pages for guests, beside `SOCKET_MEM`.
+/// 2 MiB pages for guests, in addition to `SOCKET_MEM`.
 const GUEST_PAGES: u64 = 64;
 
 /// How it handles segmentation.
@@ -38,7 +47,7 @@ const GUEST_PAGES: u64 = 64;
 pub(crate) enum Tso {
     /// Its default: neither segmentation nor checksum offload.
     Off,
-    /// `userspace-tso-enable`.
+    /// Sets `userspace-tso-enable`.
     On,
 }
 
@@ -59,10 +68,11 @@ pub(crate) struct OvsDpdk {
     waited_before_ns: u64,
 }
 
-/// Whether OVS-DPDK can be run here.
+/// Checks whether OVS-DPDK can run here.
 ///
 /// # Errors
-/// When it is not installed or we are not root, with the remedy.
+///
+/// Fails with the remedy if it is not installed or we are not root.
 pub(crate) fn check() -> anyhow::Result<()> {
     let found = [VSWITCHD, SCHEMA].iter().all(|file| Path::new(file).exists());
     ensure!(
@@ -87,7 +97,7 @@ impl OvsDpdk {
         Ok(ovs)
     }
 
-    /// With interfaces that frames leave by and come back in, if `way` says so.
+    /// Adds interfaces through which frames leave and come back in, if `way` is given.
     pub fn start_through(bed: &Bed, way: Option<Through>) -> anyhow::Result<Self> {
         let outside = way.map(|way| Outside::make(bed, way, "ovs")).transpose()?;
         let mut ovs = Self::start_in(bed, "ovs", Tso::Off, &["a", "b"], outside)?;
@@ -95,8 +105,8 @@ impl OvsDpdk {
         Ok(ovs)
     }
 
-    /// Starts OVS by `plan` in directory `name` of the bed. Ports that bought bits are limited by
-    /// `ingress_policing_rate`.
+    /// Starts OVS according to `plan` in directory `name` of the bed. Ports that bought bits are
+    /// limited by `ingress_policing_rate`.
     pub fn by_plan(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         ensure!(!plan.offloads, "OVS-DPDK runs a plan without offloads only");
         let ports: Vec<&str> = plan.vms.iter().map(|vm| vm.name.as_str()).collect();
@@ -108,7 +118,7 @@ impl OvsDpdk {
         Ok(ovs)
     }
 
-    /// Starts OVS with these ports, which are numbered from 1, and no flow.
+    /// Starts OVS with these ports, which are numbered from 1, and without flows.
     fn start_in(
         bed: &Bed,
         name: &str,
@@ -131,7 +141,7 @@ impl OvsDpdk {
         database.await_file(&dir.join("db.sock"), START_LIMIT)?;
         configure(&dir, bed, tso)?;
 
-        // A bridge makes devices of fixed names: a namespace of its own keeps them apart.
+        // A bridge makes devices of fixed names. A namespace of its own keeps them apart.
         let mut command = match &outside {
             None => Command::new("unshare"),
             Some(_) => Command::new("nsenter"),
@@ -174,7 +184,8 @@ impl OvsDpdk {
         for rule in rules {
             ask(Command::new("ovs-ofctl").arg("add-flow").arg(self.bridge()).arg(rule))?;
         }
-        // Flows made for the former table go when OVS next looks over them; this makes it look.
+        // Flows of the former table disappear when OVS next checks them. This command makes it
+        // check.
         self.appctl(&["revalidator/purge"])?;
         Ok(())
     }
@@ -195,7 +206,7 @@ impl OvsDpdk {
     }
 }
 
-/// Keeps a program of OVS's to its directory, and its log to its standard error.
+/// Keeps an OVS program to its directory, and its log to its standard error.
 fn in_dir<'a>(command: &'a mut Command, dir: &Path) -> &'a mut Command {
     for name in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {
         command.env(name, dir);
@@ -219,7 +230,7 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// What must be in the database before the switch starts.
+/// Writes what must be in the database before the switch starts.
 fn configure(dir: &Path, bed: &Bed, tso: Tso) -> anyhow::Result<()> {
     vsctl(dir, &words("--no-wait init"))?;
     let mut set = words("--no-wait set Open_vSwitch .");
@@ -286,7 +297,8 @@ fn rules(case: Case, outside: bool) -> Vec<String> {
                     ));
                 }
             }
-            // The kernel's stacks behind the ports ask for each other; Penstock learns.
+            // The kernel's stacks behind the ports send ARP requests. Penstock learns the
+            // addresses.
             if !outside {
                 rules.push("priority=5,arp,in_port=1,actions=output:2".into());
                 rules.push("priority=5,arp,in_port=2,actions=output:1".into());
@@ -366,7 +378,7 @@ impl Switch for OvsDpdk {
     }
 
     fn limit(&mut self, port: &str, bits: Option<f64>) -> anyhow::Result<()> {
-        // A burst of 10 ms of the rate, as OVS's documentation advises; 0 is no limit.
+        // A burst of 10 ms of the rate, as OVS's documentation advises. 0 is no limit.
         let kbits = whole(bits.map_or(0.0, |bits| bits.max(LEAST_BITS)) / 1000.0);
         let burst = kbits / 100;
         let limits = format!(

@@ -1,31 +1,35 @@
-//! What `ovs-appctl dpif-netdev/pmd-perf-show` prints.
+//! The output of `ovs-appctl dpif-netdev/pmd-perf-show`.
 //!
-//! **Source.** `ovs-vswitchd(8)`, section PMD COMMANDS. OVS 4.0 removes `pmd-stats-show`, so it is
-//! not asked. **Rule.** The answer has busy cycles only in rounded form: a whole number of cycles a
-//! packet, and a share of the used cycles in tenths of a percent. Each bounds them; the middle of
-//! what both allow is taken. Counters are read before and after, as a request to clear them is
-//! carried out by the PMD thread some time later.
+//! # Source
+//!
+//! `ovs-vswitchd(8)`, section PMD COMMANDS. OVS 4.0 removes `pmd-stats-show`, so it is not used.
+//!
+//! # Approach
+//!
+//! The answer has busy cycles only in rounded form: a whole number of cycles per packet, and a
+//! share of the used cycles in tenths of a percent. Each bounds the busy cycles, and the middle of
+//! the range that both allow is used. Counters are read before and after a window, because the PMD
+//! thread carries out a request to clear them some time later.
 
 use anyhow::Context as _;
 
-/// One PMD thread's counters; they only grow.
+/// The counters of one PMD thread. They only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PmdReading {
     /// Packets received.
     pub packets: u64,
     /// Cycles of the iterations that received packets.
     pub busy_cycles: u64,
-    /// Packets sent.
     pub sent: u64,
-    /// Batches of them.
+    /// Batches of sent packets.
     pub batches: u64,
     /// Packets decided by the port's only rule.
     pub simple_match_hits: u64,
-    /// By the exact-match cache.
+    /// Packets decided by the exact-match cache.
     pub emc_hits: u64,
-    /// By the signature cache.
+    /// Packets decided by the signature cache.
     pub smc_hits: u64,
-    /// By a masked flow.
+    /// Packets decided by a masked flow.
     pub megaflow_hits: u64,
     /// Packets sent to the slow path.
     pub upcalls: u64,
@@ -49,7 +53,7 @@ impl PmdReading {
     }
 }
 
-/// The first number after `label`, which begins a line but for blanks and a dash.
+/// The first number after `label`, which begins a line after optional blanks and a dash.
 fn field(text: &str, label: &str) -> Option<f64> {
     let bare = |line: &'_ str| line.trim_start().trim_start_matches("- ").to_lowercase();
     let label = label.to_lowercase();
@@ -70,25 +74,26 @@ fn count(value: f64) -> u64 {
     value as u64
 }
 
-/// Busy cycles a packet, rounded to a whole number.
+/// Busy cycles per packet, rounded to a whole number.
 fn cycles_per_packet(perf: &str) -> Option<f64> {
     let before = perf.split_once(" cycles/pkt")?.0;
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// The used cycles and the percentage of them that was busy, rounded to a tenth.
+/// The used cycles, and the busy percentage of them, rounded to a tenth.
 fn used_and_busy_percent(perf: &str) -> Option<(f64, f64)> {
     let busy = perf.lines().find(|line| line.trim_start().starts_with("- busy iterations:"))?;
     Some((field(perf, "Used TSC cycles:")?, number(busy.split_once('(')?.1)?))
 }
 
-/// Busy cycles of so many packets: the middle of what the answer's rounded numbers allow.
+/// Busy cycles of `packets` packets: the middle of what the answer's rounded numbers allow.
 fn busy_cycles(perf: &str, packets: f64) -> Option<f64> {
     let each = cycles_per_packet(perf)?;
     let (mut least, mut most) = (packets * (each - 0.5), packets * (each + 0.5));
     if let Some((used, percent)) = used_and_busy_percent(perf) {
         let (low, high) = (used * (percent - 0.05) / 100.0, used * (percent + 0.05) / 100.0);
-        // The two are not of one moment while the thread runs: where they do not meet, the first.
+        // While the thread runs, the two numbers are not of the same moment. If their ranges do not
+        // meet, the first one counts.
         if low <= most && high >= least {
             (least, most) = (least.max(low), most.min(high));
         }
@@ -163,7 +168,7 @@ pmd thread numa_id 0 core_id 1:
     fn busy_cycles_are_closer_than_either_rounded_number() {
         let busy = parse(PERF).unwrap().busy_cycles;
         assert!(busy.abs_diff(3_006_492_352) < 6_237_536 / 4, "{busy}");
-        // More than the share allows: the numbers do not meet.
+        // More than the share allows, so the ranges do not meet.
         let apart = PERF.replace("482 cycles/pkt", "999 cycles/pkt");
         assert_eq!(parse(&apart).unwrap().busy_cycles, 6_237_536 * 999);
         let alone = PERF.replace("- busy iterations", "- other iterations");

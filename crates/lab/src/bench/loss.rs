@@ -6,12 +6,13 @@
 //! that is due and that the ring refuses is lost. So is a frame that does not arrive. Neither is
 //! sent later instead.
 //!
-//! The soak is divided into intervals. In some, the worker or the generator waited for its core, or
-//! the generator was away from its loop, for longer than half a ring lasts. These intervals are
-//! *marked*, because no switch could have avoided their losses. Their neighbours are marked too: a
-//! wait is accounted when it ends, and a loss is seen when the next frame arrives. Time that a
-//! hypervisor takes from the worker alone is not seen, and so not marked. A timer tick may take 50
-//! us under a hypervisor. Therefore rings have 1,024 descriptors here by default.
+//! The soak is divided into intervals. An interval is *marked* if no switch could have avoided its
+//! losses. In such an interval the worker or the generator waited for its core for longer than half
+//! a ring lasts, or the generator was away from its loop for that long. The intervals next to it
+//! are marked too: a wait is accounted when it ends, and a loss is seen when the next frame
+//! arrives. Time that a hypervisor takes from the worker alone is not seen, and so not marked. A
+//! timer tick may take 50 us under a hypervisor. Therefore rings have 1,024 descriptors here by
+//! default.
 //!
 //! # Source
 //!

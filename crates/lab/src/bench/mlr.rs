@@ -1,4 +1,4 @@
-//! Multiple-loss-ratio search: the highest rate whose loss is at most a goal, for several goals.
+//! Multiple-loss-ratio search: the highest rate with a loss of at most a goal, for several goals.
 //!
 //! # Source
 //!

@@ -48,8 +48,8 @@ pub use report::{Ratio, Report, Row};
 ///
 /// # Errors
 ///
-/// Returns an error whose context names the object at fault. The caller's [`Guard::finish`] takes
-/// down what was made.
+/// The context of an error names the object at fault. The caller's [`Guard::finish`] takes down
+/// what was made.
 pub fn run(benchmark: &Benchmark, guard: &Guard) -> anyhow::Result<ExitCode> {
     let (report, output) = match benchmark {
         Benchmark::V2v(args) => (v2v::run(args, guard)?, &args.output),

@@ -12,13 +12,13 @@
 //!
 //! # Approach
 //!
-//! As in [`super::applications`], the VMs are namespaces, the worker is capped to a 25th of its
-//! core for every policy alike, and all servers have one port. What is sold is calibrated within
-//! the run ([`super::bracket`]). Before and after the neighbours' turns VM1 and VM3 send TCP alone.
-//! The cost of one of their bits says how many bits the sold cycles are. Under `bps` the limits are
-//! set from it each time. A noisy VM offers 40,000 frames per second. VM1's latency is that of
-//! qperf's `tcp_lat`, alone in its VM. *Native* is without neighbours, on the same switch. What a
-//! policy adds is compared with what `bps` adds.
+//! As in [`super::applications`], the VMs are namespaces and all servers have one port. The worker
+//! is capped to a 25th of its core, for every policy alike. What is sold is calibrated within the
+//! run ([`super::bracket`]). Before and after the neighbours' turns VM1 and VM3 send TCP alone. The
+//! cost of one of their bits says how many bits the sold cycles are. Under `bps` the limits are set
+//! from it each time. A noisy VM offers 40,000 frames per second. VM1's latency is that of qperf's
+//! `tcp_lat`, alone in its VM. *Native* is without neighbours, on the same switch. What a policy
+//! adds is compared with what `bps` adds.
 //!
 //! # Cost
 //!

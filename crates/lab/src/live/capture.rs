@@ -88,7 +88,7 @@ impl Capture {
     }
 }
 
-/// The frames in a file. `None` if it is no complete capture.
+/// The frames in a file. `None` if it is not a complete capture.
 fn read(file: &[u8]) -> Option<Vec<Captured>> {
     let word =
         |bytes: &[u8], at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));

@@ -21,9 +21,9 @@
 //! measured cost.
 //!
 //! Each window on a full core stands between two calibrations ([`super::bracket`]). A calibration
-//! measures what a small and a large frame cost, and the first class alone, at the load that is 55
-//! % by this cost. So compared values are of the same second. Windows in which the machine changed
-//! are reported and not counted.
+//! measures what a small and a large frame cost. It also measures the first class alone, at the
+//! load that is 55 % by this cost. So compared values are of the same second. Windows in which the
+//! machine changed are reported and not counted.
 //!
 //! # Approach for Fig. 3
 //!

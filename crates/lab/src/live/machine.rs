@@ -247,7 +247,7 @@ mod tests {
         Reading::of(Texts { uptime, stat, cpu_stat, programs: &programs }, &[1, 0, 1], ME)
     }
 
-    /// `/proc/PID/stat` of a program that computed `ticks` ticks, and whose ended children computed
+    /// `/proc/PID/stat` of a program that computed `ticks` ticks. Its ended children computed
     /// `ended`.
     fn line(pid: i32, name: &str, parent: i32, [ticks, ended]: [u64; 2]) -> String {
         format!(

@@ -15,7 +15,7 @@
 //! # Approach
 //!
 //! Each window stands between two calibrations ([`super::bracket`]). In a calibration both VMs send
-//! their declared traffic as fast as it is taken, without limits in bits; then the victim sends
+//! their declared traffic as fast as it is taken, without limits in bits. Then the victim sends
 //! alone. What the VMs bought is 90 % of the result, 1 : 4.
 //!
 //! - C2QoS sells it once, in cycles: the same part of the worker's capacity, whatever a frame costs

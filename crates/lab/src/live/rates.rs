@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! A shaper must give the configured rate, whatever the traffic. A rate that smooths well but is 5
-//! % off cannot be sold.
+//! A shaper must give the configured rate, whatever the traffic. A rate that smooths well but is
+//! 5 % off cannot be sold.
 //!
 //! # Source
 //!
@@ -16,7 +16,7 @@
 //! while it runs. UDP offers a quarter more than the rate. The measured rate is that of the frames
 //! that the switch delivered, FCS included, over [`SECS`] after a third of that time. The result is
 //! the worst of the requested number of runs. If the programs do not reach a rate without a shaper,
-//! that rate is reported and not judged, and the claim on it does not hold.
+//! that rate is reported and not judged. The claim on it then does not hold.
 //!
 //! # 2 Gbit/s
 //!

@@ -14,8 +14,8 @@
 //! the other. The claims are about `ab`'s own standard deviations of the waiting time, which lasts
 //! from the request to the answer's first byte. `ab` prints tenths of a millisecond. For the token
 //! bucket the claim takes the least value that would be printed so, and for smoothing the greatest.
-//! Each request's time comes from a capture at `ab`'s side, whose deviation is reported as well
-//! (`capture_ms_std`).
+//! Each request's time comes from a capture at `ab`'s side. The deviation of these times is
+//! reported as well (`capture_ms_std`).
 //!
 //! # Departures
 //!

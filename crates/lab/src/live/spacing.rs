@@ -16,8 +16,9 @@
 //! after a frame depends on that frame's length, and is scaled to 1,500 bytes. Then the same runs
 //! under Fig. 8's stream.
 //!
-//! A second is settled if its rate is within 2 % of the limit, and its median spacing is within the
-//! window of a shaper at that rate. The second half is the steady state.
+//! A second is settled if it meets two conditions. Its rate is within 2 % of the limit, and its
+//! median spacing is within the window of a shaper at that rate. The second half is the steady
+//! state.
 //!
 //! # Departures
 //!

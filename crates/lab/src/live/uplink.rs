@@ -12,7 +12,7 @@
 //! # Approach
 //!
 //! - A VM stands in for the uplink. It empties its ring no faster than a link of the given rate
-//!   would carry the frames, with 20 bytes for each frame's preamble and gap.
+//!   would carry the frames. Each frame has 20 bytes more for preamble and gap.
 //! - The cycles that a frame of each profile costs are measured right before and right after
 //!   ([`super::bracket`]).
 //! - The two parts are scaled so that they are 90 % of what the worker may spend, which is

@@ -3,8 +3,8 @@
 //! # Approach
 //!
 //! The loop counts its rounds. When the number of the last event in memory changes, it notes the
-//! time and the number. With a stream, it also notes the time at which it sends each packet that is
-//! due, and computes for a number of rounds in every period. When neither is left to do, it writes
+//! time and the number. With a stream, it also sends each packet when it is due and notes that
+//! time. It computes for a number of rounds in every period. When neither is left to do, it writes
 //! until when it has nothing to do, and leaves the processor by an I/O instruction. `board` names
 //! what it reads and writes.
 #![allow(unsafe_code, reason = "the program is linked into this one as bytes")]

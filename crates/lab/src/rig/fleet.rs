@@ -146,7 +146,7 @@ impl Window {
         self.senders.iter().map(|s| s.pps).sum()
     }
 
-    /// The times of all senders whose names begin with `prefix`.
+    /// The times of all senders with names that begin with `prefix`.
     pub fn times(&self, prefix: &str) -> anyhow::Result<Times> {
         let mut sum = Times::new()?;
         for sender in self.senders.iter().filter(|s| s.name.starts_with(prefix)) {

@@ -96,7 +96,7 @@ pub(crate) struct Plan {
     /// Whether the ports listen on their sockets. Otherwise they connect.
     pub listens: bool,
     /// Whether endpoints and programs run in real time on their core, if priorities are raised at
-    /// all. It is for load that leaves the core idle and whose times are measured.
+    /// all. It is for load that leaves the core idle and is measured in time.
     pub prompt: bool,
     /// The largest IP packet of a namespace's interface. 0: 1,500 bytes.
     pub mtu: u16,

@@ -10,8 +10,8 @@
 //!
 //! # Departures
 //!
-//! Towards its rack, a host's own link is as fast as `veth`. The link is paced only on the way back.
-//! If the workers paced it, they would spin, although they share a core.
+//! Towards its rack, a host's own link is as fast as `veth`. The link is paced only on the way
+//! back. If the workers paced it, they would spin, although they share a core.
 //!
 //! # Cost
 //!

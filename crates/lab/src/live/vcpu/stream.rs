@@ -21,8 +21,8 @@
 //!
 //! The compared value is that of the paper's figures: the greatest delay variation between two
 //! packets in a row, and J for Fig. 2. A packet's delay lasts from when it was due to the guest's
-//! own stamp. These live figures have no band of their own. The general one is 99.9 % within D + 1
-//! ms.
+//! own stamp. These live figures have no band of their own. The general one is 99.9 % within D +
+//! 1 ms.
 
 use std::time::Duration;
 

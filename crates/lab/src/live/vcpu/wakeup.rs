@@ -20,8 +20,8 @@
 //! when it sees them.
 //!
 //! - `periodic`: the scheduler is not notified.
-//! - `event`: the sender notifies the scheduler, as the switch does for frames. Events are 10 to 90
-//!   ms apart, so that the VM's reserve pays for them.
+//! - `event`: the sender notifies the scheduler, as the switch does for frames. Events are 10 to
+//!   90 ms apart, so that the VM's reserve pays for them.
 //!
 //! There are 1, 3 and 5 other hogs, and deadlines of 3, 5 and 8 ms. Then the same runs under the
 //! kernel's fair class alone. Several VMs with deadlines at once, and sixteen VMs, are experiments

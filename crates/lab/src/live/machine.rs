@@ -185,7 +185,7 @@ fn program(text: &str, me: i32) -> Option<(Who, Program)> {
     Some(((pid, number(19)?), Program { name, ours, secs: f64::from(ticks) / TICKS }))
 }
 
-/// What the machine did besides, in percent.
+/// What else the machine did, in percent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Machine {
     /// Percentage of the cores' time that other programs and the kernel used.

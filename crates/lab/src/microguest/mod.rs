@@ -54,16 +54,16 @@ const LOOK: Duration = Duration::from_millis(50);
 /// `penstock-lab microguest`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct MicroguestArgs {
-    /// Its name, by which its process is found
+    /// Name of the guest, by which its process is found
     #[arg(long)]
     name: String,
     /// Core of its virtual processor
     #[arg(long)]
     core: u32,
-    /// Its memory, as its starter names it
+    /// Path of its memory, given by the process that starts it
     #[arg(long, value_name = "PATH")]
     memory: PathBuf,
-    /// It ends after so many seconds at the latest
+    /// Longest run time of the guest in seconds
     #[arg(long, value_name = "SECS", value_parser = crate::bench::seconds)]
     secs: f64,
 }

@@ -72,8 +72,8 @@ fn it_sends_a_stream_in_time_and_sleeps_when_it_has_nothing_to_do() {
     let stream = Stream { due: due.clone(), work: 1_000, period: hz / 20, pause_ns: 0 };
     guest.board.stream(&stream).unwrap();
     until("half of it", || guest.board.sent().len() >= 25);
-    // While the guest sends, it hardly computes: a thousand rounds in 50 ms. Idle, it
-    // computes millions in 5 ms.
+    // While the guest sends, it hardly computes: a thousand rounds in 50 ms. Without a
+    // stream it computes millions in 5 ms.
     let rounds = guest.board.rounds();
     let sent = guest.board.sent().len();
     until("the rest", || guest.board.sent().len() == 50 || guest.board.sent().len() > sent + 5);

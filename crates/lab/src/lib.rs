@@ -17,6 +17,7 @@
 //!
 //! Only `microguest::machine` (KVM's memory) and `microguest::program` (its text) have unsafe code.
 #![deny(unsafe_code)]
+#![allow(missing_docs, reason = "a program of this workspace; comments say what names do not")]
 
 pub mod bench;
 pub mod cli;

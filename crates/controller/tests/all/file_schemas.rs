@@ -22,7 +22,7 @@ fn root() -> PathBuf {
 #[test]
 fn the_committed_schemas_are_fresh() {
     for (name, make) in SCHEMAS {
-        let path = root().join(format!("docs/{name}.schema.json"));
+        let path = root().join(format!("docs/reference/{name}.schema.json"));
         let made = make();
         if std::env::var_os("PENSTOCK_WRITE_SCHEMA").is_some() {
             std::fs::write(&path, &made).expect("docs can be written");
@@ -30,7 +30,7 @@ fn the_committed_schemas_are_fresh() {
         let committed = std::fs::read_to_string(&path).unwrap_or_default();
         let remedy =
             "run PENSTOCK_WRITE_SCHEMA=1 cargo test -p penstock-controller --test all schema";
-        assert!(committed == made, "docs/{name}.schema.json is stale: {remedy}");
+        assert!(committed == made, "docs/reference/{name}.schema.json is stale: {remedy}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! The data path: ports, scheduling, classification, egress, and the worker that runs them.
 //!
-//! The modules are in the order in which a frame passes: [`port`], [`schedule`], [`police`],
-//! [`classify`] and [`egress`]. A frame may wait for its output in [`queue`].
+//! The modules are in the order in which a frame passes: [`port`], [`schedule`],
+//! [`ingress_policer`], [`classify`] and [`egress`]. A frame may wait for its output in [`queue`].
 //! [`worker::Worker::turn`] is the loop that calls them. Every function takes the time as an
 //! argument; only [`tsc`] reads a clock. Comments cite the rules of
 //! `docs/internals/datapath-rules.md` by number ("datapath rule 7").

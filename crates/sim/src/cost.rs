@@ -58,8 +58,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Round numbers of the magnitude measured for this switch (docs/internals/measurements.md). They serve
-    /// tests of behaviour, not figures.
+    /// Round numbers of the magnitude measured for this switch
+    /// (docs/internals/measurements.md). They serve tests of behaviour, not figures.
     pub const EXAMPLE: Self = Self {
         ingress: StageCost { batch: 100.0, frame: 40.0, byte: 0.02 },
         classification: StageCost { batch: 20.0, frame: 30.0, byte: 0.0 },

@@ -1,6 +1,7 @@
 //! The cost model's file: it is read whole or refused whole, and written by `penstock calibrate`.
 //!
-//! Errors have the form of the host configuration's. Keys and units are in `docs/reference/cost-model.md`.
+//! Errors have the form of the host configuration's. `docs/reference/cost-model.md` has keys and
+//! units.
 
 use core::fmt::Write as _;
 use std::collections::BTreeMap;

@@ -1,7 +1,8 @@
 //! `penstock host run`: everything around [`Host`] that makes it a service.
 //!
-//! **Rule.** The daemon starts in this order: configuration, logs, socket (a second daemon ends
-//! here, before it touches a port), metrics address, workers and ports, then requests and `READY=1`.
+//! **Rule.** The daemon starts in this order: configuration, logs, socket, metrics address, workers
+//! and ports, then requests and `READY=1`. A second daemon ends at the socket, before it touches a
+//! port.
 //! A watchdog task ticks the host four times a second. It sends `WATCHDOG=1` to the service manager
 //! only while no worker is stalled, so a hung switch is restarted. SIGHUP reloads. SIGTERM and
 //! SIGINT end the daemon within [`SHUTDOWN_LIMIT`] and remove its sockets.

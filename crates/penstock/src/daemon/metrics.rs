@@ -2,10 +2,10 @@
 //!
 //! **Rule.** The catalogue follows the counters' declarations ([`PortReading::FIELDS`],
 //! [`WorkerReading::FIELDS`]), so a new counter gets its metric and its line in
-//! `docs/reference/metrics.md` (a test compares) without a change here. OpenMetrics requires the unit at a name's end:
-//! `rx_frames` in frames is `penstock_port_rx_frames_total`, `cycles_ingress` in cycles is
-//! `penstock_port_ingress_cycles_total`. Units are Prometheus' base units: nanoseconds become
-//! seconds, and rates in bits become bytes.
+//! `docs/reference/metrics.md` (a test compares) without a change here. OpenMetrics requires the
+//! unit at a name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`,
+//! `cycles_ingress` in cycles is `penstock_port_ingress_cycles_total`. Units are Prometheus' base
+//! units: nanoseconds become seconds, and rates in bits become bytes.
 //!
 //! **Cost.** A scrape takes no lock of the data path.
 

@@ -94,7 +94,6 @@ impl Delays {
 pub enum Limit {
     /// The port cannot pass frames: no driver, no link, a stalled worker.
     Attachment,
-    /// Its policer.
     OwnRate,
     /// The link of this uplink.
     Link(String),

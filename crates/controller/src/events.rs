@@ -21,7 +21,6 @@ pub enum Severity {
     Warning,
 }
 
-/// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Ascending number, from 1.

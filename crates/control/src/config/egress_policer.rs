@@ -24,7 +24,6 @@ pub enum Sharing {
     /// The part that the tenant's other VMs do not use.
     #[default]
     Borrow,
-    /// Nothing.
     Strict,
 }
 

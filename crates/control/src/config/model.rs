@@ -32,7 +32,7 @@ use super::wfq::Wfq;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostConfig {
-    /// The daemon.
+    /// The daemon: its name, files and limits.
     pub host: HostSection,
     /// The polling threads.
     #[serde(default)]

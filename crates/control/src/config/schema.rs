@@ -26,7 +26,6 @@ pub const SCHEMAS: [FileSchema; 2] = [("host", schema), ("vcpu", vcpu)];
 const NAME: &str = "^[A-Za-z0-9._-]{1,32}$";
 /// Names of servers and switches in a topology.
 const NODE: &str = "^[^\\s]{1,63}$";
-/// Paths.
 const ABSOLUTE: &str = "^/";
 /// Paths of unix sockets.
 const SOCKET: &str = "^/.{0,106}$";
@@ -48,7 +47,6 @@ fn vcpu() -> String {
     tables.file("Processors for virtual machines.", properties, &["vcpu"], of_vcpus())
 }
 
-/// See the module's text.
 fn rules() -> Value {
     let mut rules = json!({
         "properties": {

@@ -324,7 +324,7 @@ fn changes(old: &HostConfig, new: &HostConfig, plan: &PortChanges) -> Vec<String
     named("port", &old.ports, &new.ports, |port| &port.name, &mut all);
     named("vm", &old.vms, &new.vms, |vm| &vm.name, &mut all);
     for name in &plan.reattached {
-        all.push(format!("port {name} attached anew"));
+        all.push(format!("port {name} attached again"));
     }
     named("rule", &old.rules, &new.rules, |rule| &rule.name, &mut all);
     if old.fdb != new.fdb {

@@ -18,7 +18,6 @@ use crate::config::{Egress, HostConfig, Port};
 /// A watched link.
 #[derive(Clone, Debug)]
 pub struct WatchedLink {
-    /// Its rate.
     pub capacity: BitsPerSecond,
     /// Whether its limits apply. The workers read it.
     pub active: Arc<AtomicBool>,

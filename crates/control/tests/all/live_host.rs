@@ -110,7 +110,7 @@ fn ports_are_dealt_to_two_workers_and_move_when_they_are_told_to() {
     assert_eq!(host.ports()[0].workers, [0, 1], "a queue pair each");
     let set = |value: &str| host.set_port("vm1", &[("worker".to_owned(), value.to_owned())], true);
     let report = set("1").expect("there is a worker 1");
-    assert_eq!(report.changes, ["port vm1 changed"], "not attached anew");
+    assert_eq!(report.changes, ["port vm1 changed"], "not attached again");
     assert_eq!(host.ports()[0].workers, [1, 1]);
     set("0").expect("there is a worker 0");
     assert_eq!(host.ports()[0].workers, [0, 0]);
@@ -158,7 +158,7 @@ fn a_port_rings_its_vms_bell_where_that_can_be_heard() {
     assert!(unknown.contains("VM \"db\" does not exist"), "{unknown}");
     of(&run_dir.0, 2);
     let report = host.reload().expect("a reload");
-    assert!(report.warnings.iter().any(|told| told.contains("vcpu run` anew")), "{report:?}");
+    assert!(report.warnings.iter().any(|told| told.contains("restart `penstock vcpu run`")), "{report:?}");
     let report = set("web").expect("a change");
     assert_eq!(report.warnings, Vec::<String>::new());
     let bells = std::fs::read(run_dir.0.join("bells")).expect("the bells");

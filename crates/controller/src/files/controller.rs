@@ -27,7 +27,6 @@ const CONNECTIONS_MAX: usize = 1_000;
 pub struct ControllerFile {
     /// Name of the controller.
     pub name: String,
-    /// The datacenter.
     pub fabric: FabricFile,
     /// Milliseconds between two decisions.
     pub interval_ms: u64,
@@ -47,7 +46,6 @@ pub struct ControllerFile {
     pub advertise: String,
     /// Address of the page and of `/metrics`.
     pub page: Option<SocketAddr>,
-    /// The store.
     pub store: StoreFile,
     /// Settings of queue binding.
     pub binding: Settings,
@@ -57,12 +55,12 @@ pub struct ControllerFile {
     pub switches: BTreeMap<NodeId, SwitchFile>,
 }
 
-/// The store.
+/// Where the controller keeps its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreFile {
     /// A file of this controller alone.
     File(PathBuf),
-    /// etcd.
+    /// A cluster of etcd, shared by several controllers.
     Etcd {
         /// URLs of the members.
         endpoints: Vec<String>,

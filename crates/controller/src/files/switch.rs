@@ -100,7 +100,6 @@ pub struct SwitchTls {
 /// A user and the file of the password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoginFile {
-    /// The name.
     pub user: String,
     /// File with the password. White space at its end is removed.
     pub password: PathBuf,

@@ -22,7 +22,6 @@ pub(super) const SECTIONS: [&str; 7] =
 pub struct FabricFile {
     /// Name of the datacenter.
     pub name: String,
-    /// Its tree.
     pub topology: Topology,
     /// The regular tree, if the file describes one.
     pub regular: Option<Regular>,
@@ -135,7 +134,7 @@ struct Link {
 struct Out {
     /// Name of a server or switch.
     node: String,
-    /// Reason.
+    /// Why: `drained`, `failed` or another state of the node.
     state: State,
 }
 

@@ -168,7 +168,6 @@ pub enum DriverError {
     #[error("switch {switch}: {what} is not supported: {limit}; {remedy}")]
     Beyond {
         switch: String,
-        /// The request.
         what: String,
         /// The switch's limit.
         limit: String,

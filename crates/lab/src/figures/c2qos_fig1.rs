@@ -35,7 +35,6 @@ use super::paper_testbed::{
 use crate::evidence::{Claim, Context, Experiment, Mode, Outcome, Picture, Record};
 use crate::live;
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig1",
     source: "C2QoS §II-B, Fig. 1",
@@ -47,7 +46,6 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Bytes of a frame in (c) and (d).
 const SOLD_OUT: u16 = 228;
-/// The event.
 const EVENT: Nanos = Nanos::from_secs(10);
 
 /// By how much VM2's M frames/s change, in per cent.

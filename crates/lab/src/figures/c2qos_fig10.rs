@@ -34,7 +34,6 @@ use super::paper_testbed::{
 use crate::evidence::{Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record};
 use crate::live;
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig10",
     source: "C2QoS §VI-A, Fig. 10",
@@ -46,7 +45,6 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Part of what VM1 bought that it sends beside the probe.
 const OWN: f64 = 0.97;
-/// A phase.
 const PHASE: Nanos = Nanos::from_secs(10);
 
 /// When a phase begins, from 0.

@@ -37,7 +37,6 @@ use crate::evidence::stats::{distribution, percentile};
 use crate::evidence::{Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record};
 use crate::live;
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig11",
     source: "C2QoS §VI-B, Fig. 11",
@@ -47,7 +46,6 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// A measurement.
 const LENGTH: Nanos = Nanos::from_secs(2);
 /// Of the cores, what is sold.
 const SOLD: f64 = 0.9;

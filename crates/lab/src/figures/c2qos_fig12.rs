@@ -48,7 +48,6 @@ use crate::evidence::stats::{distribution, percentile};
 use crate::evidence::{Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record};
 use crate::live;
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig12",
     source: "C2QoS §VI-C, Fig. 12",

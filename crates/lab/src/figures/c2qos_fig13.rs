@@ -27,7 +27,6 @@ use super::paper_testbed::{self as testbed, Host, Policy, Scenario, WARM_UP, del
 use crate::evidence::{Claim, Context, Experiment, Mode, Outcome, Picture, Record};
 use crate::live;
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig13",
     source: "C2QoS §VII, Fig. 13",

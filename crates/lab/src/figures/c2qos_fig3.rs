@@ -26,7 +26,6 @@ use crate::evidence::stats::five_numbers;
 use crate::evidence::{Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record};
 use crate::live;
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig3",
     source: "C2QoS §II-C, Fig. 3",

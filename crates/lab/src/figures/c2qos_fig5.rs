@@ -36,7 +36,6 @@ use crate::evidence::stats::fit;
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use penstock_guest::load::{Rate, SizeMix};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig5",
     source: "C2QoS §III-B, Fig. 5",

@@ -33,7 +33,6 @@ use super::paper_testbed as testbed;
 use crate::evidence::stats::count as count_of;
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig6",
     source: "C2QoS §III-C, Fig. 6",

@@ -27,7 +27,6 @@ use penstock_units::{CyclesPerSecond, Nanos, Weight};
 use super::paper_testbed::{self as testbed, Policy, RING, Scenario, gbps};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig7",
     source: "C2QoS §IV-A, Fig. 7",

@@ -34,7 +34,6 @@ use crate::evidence::stats::{self, percentile};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record};
 use penstock_guest::load::{Rate, SizeMix};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-overhead",
     source: "C2QoS §VI-D",

@@ -20,7 +20,6 @@ pub(super) struct Bought {
     pub class: Priority,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(super) struct CoreLoop {
     core: TscRate,

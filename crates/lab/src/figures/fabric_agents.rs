@@ -40,7 +40,6 @@ use crate::evidence::stats::{count, percentile};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use penstock_guest::clock;
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "fabric-agents",
     source: "QShare §V-D",

@@ -47,7 +47,6 @@ const BATCH: usize = 100;
 /// How long a switch or host may take for one message.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// See the module's text.
 pub(super) struct Bed {
     pub(super) leader: Leader,
     registry: Arc<Registry>,
@@ -187,7 +186,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Who came is told what concerns it with the next interval.
+    /// Registers new hosts. They get their plans with the next interval.
     pub(super) fn welcome(&mut self) {
         for host in self.registry.take_arrivals() {
             self.leader.host_came(&host);

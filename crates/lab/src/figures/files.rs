@@ -15,7 +15,6 @@ use crate::evidence::{Experiment, Record};
 pub enum Results {
     /// One run.
     One(Box<Record>),
-    /// Several.
     Many {
         /// Each of them.
         runs: Vec<Record>,
@@ -37,7 +36,6 @@ impl Results {
         Self::Many { runs: groups.concat(), summaries }
     }
 
-    /// The records.
     #[must_use]
     pub fn into_records(self) -> Vec<Record> {
         match self {

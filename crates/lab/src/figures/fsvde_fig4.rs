@@ -16,7 +16,6 @@ use penstock_units::{BitsPerSecond, Weight};
 use super::fsvde_link::{self as link, Client, Egress};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "fsvde-fig4",
     source: "FS-VDE §4.1, Fig. 4",

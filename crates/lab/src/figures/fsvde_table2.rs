@@ -15,7 +15,6 @@ use penstock_units::BitsPerSecond;
 use super::fsvde_link::{self as link, Client, Egress, Sent};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "fsvde-table2",
     source: "FS-VDE §5, Tables I and II",

@@ -220,7 +220,6 @@ pub struct Statement {
     pub published: Option<f64>,
     /// What the costs give.
     pub found: f64,
-    /// Its unit.
     pub unit: &'static str,
     /// The lowest value that agrees.
     pub low: Option<f64>,

@@ -73,7 +73,6 @@ pub const PROBE_OUTSIDE: Nanos = Nanos(26_000);
 /// What enforces what was sold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Nothing.
     None,
     /// Rates in bits or frames a second, as bought (srTCM); round-robin.
     Rates,
@@ -125,7 +124,6 @@ pub struct Sold {
     pub contract: Contract,
     /// Its part of idle cycles.
     pub weight: u64,
-    /// Its class.
     pub class: u8,
 }
 
@@ -168,7 +166,6 @@ impl Sold {
 pub struct Scenario<'a> {
     /// Of everything random.
     pub seed: u64,
-    /// The VMs.
     pub vms: &'a [Sold],
     /// Who enforces.
     pub policy: Policy,
@@ -331,9 +328,7 @@ fn priority(class: u8) -> anyhow::Result<Priority> {
 /// A host at work.
 #[derive(Debug)]
 pub struct Host {
-    /// The testbed.
     pub bed: Testbed,
-    /// Its VMs.
     pub vms: Vec<VmId>,
     learner: Option<Learner>,
     model: CostModel,

@@ -28,7 +28,7 @@ pub(super) mod offset {
     pub const PERIOD: u16 = 56;
     pub const IDLE_UNTIL: u16 = 64;
     /// Words that the guest does not read. `PAUSE` is the length of a sleep that replaces the time
-    /// which the guest asked for. `AHEAD` is the guest's time stamp counter minus the host's.
+    /// which the guest requested. `AHEAD` is the guest's time stamp counter minus the host's.
     pub const PAUSE: u16 = 72;
     pub const AHEAD: u16 = 80;
 }
@@ -37,7 +37,6 @@ pub(super) mod offset {
 pub(super) const BYTES: usize = 2 << 20;
 /// Three pages of page tables.
 pub(super) const TABLES: u64 = 0x1000;
-/// The program.
 pub(super) const CODE: u64 = 0x4000;
 /// The words of [`offset`].
 pub(super) const BOARD: u64 = 0x8000;

@@ -1,5 +1,5 @@
 //! One virtual processor in ring 3 of long mode, on KVM.
-#![allow(unsafe_code, reason = "KVM is told where the guest's memory is")]
+#![allow(unsafe_code, reason = "KVM gets the address of the guest's memory")]
 
 use anyhow::{Context as _, bail, ensure};
 use kvm_bindings::{

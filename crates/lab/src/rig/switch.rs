@@ -16,9 +16,9 @@ pub(crate) const LEAST_BITS: f64 = 8_000.0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PairVm(u8);
 
-/// The sender.
+/// The VM that sends.
 pub(crate) const VM_A: PairVm = PairVm(1);
-/// The receiver.
+/// The VM that receives.
 pub(crate) const VM_B: PairVm = PairVm(2);
 
 impl PairVm {

@@ -76,7 +76,7 @@ pub struct Calibration {
     pub notes: Vec<String>,
 }
 
-/// Measures.
+/// Runs the calibration on a switch of its own.
 ///
 /// # Errors
 /// The switch cannot be started or fails.

@@ -65,7 +65,7 @@ impl Notifier {
         if let Err(error) = sender.send_to_addr(state.as_bytes(), address)
             && !self.failed.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!(%error, state, "the service manager cannot be told");
+            tracing::warn!(%error, state, "cannot notify the service manager");
         }
     }
 }

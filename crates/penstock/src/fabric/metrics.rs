@@ -386,7 +386,7 @@ impl Collector for Reading {
     }
 }
 
-/// The page.
+/// The text of `/metrics`.
 ///
 /// # Errors
 /// None in practice: writing to a string does not fail.

@@ -67,7 +67,12 @@ impl Gauge {
         let empty = VcpuState { tid: thread.tid, cpu, entitled_percent, ..VcpuState::default() };
         let Some(measured) = self.threads.get(&thread) else { return empty };
         let VcpuReport { tally, credit, blocked, .. } = &measured.last;
-        let at = |q| measured.waits.as_ref().map_or(0, |waits| waits.value_at_quantile(q));
+        // A histogram rounds up to the end of a bucket, which may be above the longest wait.
+        let longest = if tally.longest.0 > 0 { tally.longest.0 } else { u64::MAX };
+        let at = |q| {
+            let waits = measured.waits.as_ref();
+            waits.map_or(0, |waits| waits.value_at_quantile(q).min(longest))
+        };
         VcpuState {
             share_percent: 100.0 * float(measured.ran()) / float(all.max(1)),
             blocked: *blocked,
@@ -115,7 +120,11 @@ mod tests {
         let thread = |tid| Identity { pid: 1, tid, started: 1 };
         let vcpu = |(tid, ran)| VcpuReport {
             thread: thread(tid),
-            tally: Tally { ran: Nanos::from_millis(ran), ..Tally::default() },
+            tally: Tally {
+                ran: Nanos::from_millis(ran),
+                longest: Nanos::from_micros(5_000),
+                ..Tally::default()
+            },
             credit: -2_000_000,
             reserve: 0,
             blocked: false,
@@ -141,6 +150,7 @@ mod tests {
         assert!((first.entitled_percent - 50.0).abs() < 0.01);
         assert!((first.wait_p50_us - 1_000.0).abs() < 2.0, "{first:?}");
         assert!((first.wait_p999_us - 5_000.0).abs() < 10.0, "{first:?}");
+        assert!(first.wait_p999_us <= first.wait_max_us, "{first:?}");
         assert!((gauge.cpu(3).own_percent - 1.0).abs() < 0.01);
         gauge.begin_anew(|thread| thread.tid == 2);
         assert_eq!(gauge.vcpu(both[0], 3, 0, 1).waits, 0);

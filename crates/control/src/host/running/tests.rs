@@ -293,14 +293,14 @@ fn setting_a_vlan_swaps_and_setting_a_socket_attaches_anew() {
     set("vlan", "101").unwrap();
     assert_eq!(fake.calls(), ["swap"]);
     set("worker", "0").unwrap();
-    assert_eq!(fake.calls(), ["swap", "place 1 1 Some(0)"], "moved, not attached anew");
+    assert_eq!(fake.calls(), ["swap", "place 1 1 Some(0)"], "moved, not attached again");
     set("worker", "").unwrap();
     assert_eq!(fake.calls(), ["swap", "place 1 1 None"]);
     assert_eq!(set("worker", "1").unwrap_err().kind, ErrorKind::Invalid, "there is one worker");
     let report = set("socket", "/run/new.sock").unwrap();
-    assert_eq!(report.changes, ["port vm2 changed", "port vm2 attached anew"]);
+    assert_eq!(report.changes, ["port vm2 changed", "port vm2 attached again"]);
     assert_eq!(fake.calls(), ["detach 1", "swap", "attach vm2 1"]);
-    assert_eq!(lock(&fake.0).pinned.len(), 1, "a port attached anew gets its addresses again");
+    assert_eq!(lock(&fake.0).pinned.len(), 1, "a port attached again gets its addresses again");
     assert!(file.text().contains("vlan = 101") && file.text().contains("/run/new.sock"));
     let error = set("vlan", "7").unwrap_err();
     assert_eq!((error.kind, error.object.as_str()), (ErrorKind::Invalid, "port \"vm2\""));

@@ -10,8 +10,8 @@
 //! Delivered changes are tracked by revision. A new stream starts one revision *before* the next
 //! one due, and older changes are dropped. etcd reports `compacted` only for revisions below that
 //! of a compaction, but it forgets deletions at that very revision. Starting one earlier makes it
-//! report the compaction. A silent stream is asked for its progress and abandoned if it does not
-//! answer.
+//! report the compaction. On a silent stream the client requests the progress, and it abandons the
+//! stream if no answer comes.
 
 use std::sync::Arc;
 use std::time::Duration;

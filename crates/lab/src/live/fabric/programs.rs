@@ -161,7 +161,7 @@ enum Peer {
     Listener(TcpListener),
     /// Bytes still to be sent. `None`: the request has not come.
     Server(TcpStream, Option<u64>),
-    /// The client's number, what it asked for, what it still waits for, and since when.
+    /// The client's number, the bytes that it requested and still waits for, and since when.
     Client {
         stream: TcpStream,
         client: usize,

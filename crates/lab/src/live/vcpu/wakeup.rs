@@ -164,7 +164,7 @@ impl<'a> Lab<'a> {
         let text = format!(
             "{answers} events, {} waits over D + 1 ms, {:.0} polls/s, {} slots skipped, {:.2} % of \
              the core stolen, the scheduling thread's own work {:.2} %, shares off {:.2}; worst \
-             answers, and after what all were told, ms: {worst}",
+             answers, and when all events were reported, ms: {worst}",
             found.missed, found.polls, found.skipped, found.stolen, found.work, found.share_error
         );
         self.outcome.note(name, text);

@@ -318,7 +318,7 @@ fn an_xdp_port_falls_back_to_packet_and_comes_back_with_its_interface() {
     assert!(port.error.contains("XDP is refused") && port.error.contains("MTU"), "{}", port.error);
     set("worker", "0");
     assert_eq!(shown(&host, "up").workers, [0]);
-    // What the kernel refuses is asked for again when the port is attached anew.
+    // The switch tries again what the kernel refused when the port is attached again.
     lab.run_in("wire", "ip link set up0 mtu 1500");
     set("zero_copy", "never");
     let port = shown(&host, "up");

@@ -14,7 +14,7 @@ pub(super) enum Of {
     Count(fn(&VcpuState) -> u64),
     Cpu(fn(&CpuState) -> f64),
     CpuCount(fn(&CpuState) -> u64),
-    /// Of a VM: it does not have what it asked for.
+    /// Of a VM: it does not have what its contract promises.
     Problem,
     /// Of the scheduler: what it lends somebody would take back.
     Guarded,

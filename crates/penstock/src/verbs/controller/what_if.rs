@@ -41,7 +41,7 @@ struct Findings {
     worst_error_ppm: u32,
 }
 
-/// See the module's text.
+/// Runs `penstock controller what-if`.
 ///
 /// # Errors
 /// The record is wrong, a setting cannot be, or an output cannot be written.

@@ -156,7 +156,7 @@ fn intervals(
         let tenants: Vec<Candidate<'_>> = datacenter
             .tenants()
             .map(|(tenant, t)| {
-                // In millionths of the tenant's payment.
+                // A random number of millionths of the tenant's payment.
                 let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
                 Candidate { tenant, score, links: &t.placement.entry.links, movable: true }
             })

@@ -19,7 +19,7 @@ pub(crate) fn deviation(values: &[f64]) -> f64 {
 }
 
 /// Adds the series and claims of both shapers' requests, in [`Kind::BOTH`]'s order. The bands apply
-/// to the ratio of `deviations`.
+/// to the ratio of the `deviations` (standard deviations of the waiting time).
 pub(crate) fn conclude(outcome: &mut Outcome, both: &[Waited; 2], deviations: [f64; 2]) {
     for ((kind, waited), std) in Kind::BOTH.into_iter().zip(both).zip(deviations) {
         let name = kind.name();

@@ -76,7 +76,7 @@ impl Outcome {
     }
 }
 
-/// An outcome with its origin. This is the lab's only JSON object.
+/// An outcome with its origin. The lab writes each result as this JSON object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub experiment: String,

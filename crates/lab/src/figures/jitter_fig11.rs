@@ -6,12 +6,12 @@
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Fig. 11: Netperf sends TCP and UDP at limits of 4, 8, 16 and 32 Mbit/s. Each run
-//! lasts 60 s and is repeated three times. Penstock also runs 200 Mbit/s and 2 Gbit/s.
+//! VM jitter §V-B, Fig. 11: Netperf sends TCP and UDP at limits of 4, 8, 16 and 32 Mbit/s. Each
+//! limit has three runs of 60 s. This figure adds limits of 200 Mbit/s and 2 Gbit/s.
 //!
 //! # Approach
 //!
-//! UDP sends frames of 1,514 bytes and always has one more frame in the queue of 128 KiB.
+//! UDP sends frames of 1,514 bytes and keeps the queue of 128 KiB full.
 //!
 //! TCP begins with slow start from ten segments. A loss halves the window, and the window then
 //! grows by one segment a round trip. A segment is lost if the queue (256 KiB, or 20 ms of the

@@ -12,8 +12,8 @@
 //! # Approach
 //!
 //! Each phase lasts 60 s. Penstock's scheduler runs twice. In the first run no VM has a deadline.
-//! In the second the third VM has a periodic deadline of 5 ms, and the fourth an aperiodic one of 8
-//! ms and a ping every 10 ms. Xen's scheduler is shown for comparison.
+//! In the second run the third VM has a periodic deadline of 5 ms. The fourth VM has an aperiodic
+//! deadline of 8 ms, and receives a ping every 10 ms. Xen's scheduler is shown for comparison.
 //!
 //! In each phase, the figure compares each VM's share of the processor with the share that is due.
 //! The largest error of all counts, in percent of the processor.

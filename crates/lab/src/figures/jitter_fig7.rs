@@ -14,8 +14,9 @@
 //! # Approach
 //!
 //! Weights are equal. Pings are sent up to 1 ms late by the seed, for 60 s. The seed also draws
-//! twenty sets beside the paper's. A drawn set has two to six VMs, and some of them have deadlines
-//! of 3, 5 or 8 ms. All VMs with deadlines are pinged. Only sets that pass admission control count.
+//! twenty sets in addition to the paper's. A drawn set has two to six VMs, and some of them have
+//! deadlines of 3, 5 or 8 ms. All VMs with deadlines are pinged. Only sets that pass admission
+//! control count.
 //!
 //! The figure compares the greatest time from a ping's arrival at the machine to its answer's
 //! departure. It may exceed D by at most 0.5 ms: one poll, including the answer.

@@ -46,7 +46,7 @@ pub struct Shuffle {
     pub load_pct: u64,
     /// Number of flows that each client requests.
     pub flows: u64,
-    /// Flow sizes.
+    /// Distribution of the flow sizes.
     pub sizes: Arc<SizeTable>,
     pub seed: u64,
 }

@@ -7,15 +7,16 @@
 //!
 //! # Source
 //!
-//! QShare §VII-B, Fig. 5: ElasticSwitch's completion times are up to twice QShare's, and more at
-//! light loads. Static reservation is partly outside the plot. The trace is the enterprise trace,
-//! and results for data mining are "similar". [`super::qshare_fct`] defines the world.
+//! QShare §VII-B, Fig. 5: ElasticSwitch's completion times are up to twice QShare's. The ratio is
+//! higher at light loads. Static reservation is partly outside the plot. The trace is the
+//! enterprise trace, and results for data mining are "similar". [`super::qshare_fct`] defines the
+//! world.
 //!
 //! # Approach
 //!
 //! The figure compares the mean completion time of T's flows, which are the same under all systems.
-//! It divides the mean by ElasticSwitch's, at the lightest load, and as the highest ratio of any
-//! load.
+//! It divides QShare's mean by ElasticSwitch's. One claim is about the lightest load, and the other
+//! about the load with the highest ratio.
 //!
 //! ElasticSwitch and Trinity run with all settings of `penstock_sim::fabric::peers` that pass its
 //! check by themselves. A peer's best setting is one setting, because an operator sets it once. A
@@ -24,15 +25,15 @@
 //! the best one has the lowest geometric mean of its times over all loads and workloads.
 //!
 //! The figure also shows static reservation and plain TCP. (TCP leaves the others 87 % at a load of
-//! 90 %.) It also shows the best setting of each single load and workload (`elasticswitch_oracle`),
-//! although no operator could set that.
+//! 90 %.) It also shows the best setting of each single load and workload (`elasticswitch_oracle`).
+//! No operator could choose that setting in advance.
 //!
 //! # Departures
 //!
 //! This world simplifies two things in ElasticSwitch's favour. The share of lost frames is known
 //! exactly after a period, however few frames there were. TCP finds its rate under a limit at once.
 //!
-//! Two parts of the sweep are also shown: `elasticswitch_50ms` are the settings with a period of 50
+//! Two parts of the sweep are also shown. `elasticswitch_50ms` are the settings with a period of 50
 //! ms. `elasticswitch_forgetful` are the settings that do not keep the limits of idle pairs for 10
 //! s.
 

@@ -12,14 +12,15 @@
 //!
 //! # Approach
 //!
-//! This experiment measures one core of the machine, so it is only live. Datacenters are full
-//! fat-trees of k = 16 to 74 with 100 slots a server.
+//! This experiment measures times on one core of this machine, so it has only a live mode.
+//! Datacenters are full fat-trees of k = 16 to 74 with 100 slots a server.
 //!
 //! * Full reservation: the smallest tree (1,024 servers) is filled until it is fully reserved as in
 //!   Table I. Then one binding pass over all of its tenants is timed, with new scores.
-//! * Placement: each tree is filled to 90 % of its slots with tenants of 10 to 100 Mbit/s a VM, and
-//!   at most 17 VMs a server. Slots are thus the scarce resource. Then a random tenant leaves and
-//!   another arrives, a thousand times. Each arrival is timed, and so is a binding pass.
+//! * Placement: each tree is filled to 90 % of its slots with tenants of 10 to 100 Mbit/s a VM. At
+//!   most 17 VMs of a tenant are on one server. Slots are thus the scarce resource. Then a random
+//!   tenant leaves and another arrives, a thousand times. Each arrival is timed, and so is a
+//!   binding pass.
 //! * Memory is the process's peak.
 //!
 //! The figure compares these values with their limits:

@@ -1,38 +1,43 @@
 //! Parameters of a simulated figure that were fitted to its outcome.
 //!
-//! **Problem.** Where a paper leaves a number open, and the number is chosen so that the figure
-//! comes out as printed, that it does is no evidence. **Rule.** Each such number is a [`Parameter`]
-//! of its figure. It goes into the result's `platform` as `calibrated`, and tables, pictures, the
-//! report and `docs/internals/figures.md` call the figure "calibrated". The figure shows the other
-//! readings beside it, without a band.
+//! # Problem
+//!
+//! A paper may leave a number open. If the number is chosen so that the figure comes out as
+//! printed, the match is no evidence.
+//!
+//! # Approach
+//!
+//! Each such number is a [`Parameter`] of its figure. The result's `platform` lists the numbers as
+//! `calibrated`. Tables, pictures, the report and `docs/internals/figures.md` call the figure
+//! "calibrated". The figure also shows the other readings, without a band.
 
 use serde::{Deserialize, Serialize};
 
 use super::outcome::{Outcome, Record};
 
-/// The platform's entry.
+/// Name of the platform entry.
 const ENTRY: &str = "calibrated";
 
 /// A number that was fitted to an outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameter {
-    /// What it is, and its value.
+    /// Description of the number, with its value.
     pub parameter: String,
-    /// The outcome that it was fitted to.
+    /// Outcome to which the number was fitted.
     pub fitted_to: String,
     /// Other readings that the figure shows.
     pub beside: String,
 }
 
 impl Parameter {
-    /// `[parameter, fitted_to, beside]`, as the fields.
+    /// Creates a parameter from `[parameter, fitted_to, beside]`, in the order of the fields.
     #[must_use]
     pub fn new([parameter, fitted_to, beside]: [&str; 3]) -> Self {
         let [parameter, fitted_to, beside] = [parameter, fitted_to, beside].map(str::to_owned);
         Self { parameter, fitted_to, beside }
     }
 
-    /// In a line.
+    /// The parameter as one line of text.
     #[must_use]
     pub fn told(&self) -> String {
         let Self { parameter, fitted_to, beside } = self;
@@ -41,11 +46,11 @@ impl Parameter {
 }
 
 impl Outcome {
-    /// Says that a number was fitted to this outcome.
+    /// Records that a number was fitted to this outcome.
     pub fn calibrated(&mut self, parameter: [&str; 3]) {
         let mut all = of(&self.platform);
         all.push(Parameter::new(parameter));
-        // Three strings are always JSON.
+        // Three strings are always valid JSON.
         self.note(ENTRY, serde_json::to_value(all).unwrap_or_default());
     }
 }

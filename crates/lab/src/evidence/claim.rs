@@ -1,38 +1,40 @@
-//! Claims: what a figure says, the published value, and the band that it must fall in.
+//! Claims: the statement of a figure, the published value, and the band of valid values.
 //!
-//! **Rule.** A claim holds when its measured value is a number and lies in the band, its ends
-//! included unless it was made with [`Claim::above`]. One that was not measured never holds. One
-//! without a band is only shown: it neither holds nor is missed. Bands are set where the figure is
-//! asked for and are no business of whoever measures.
+//! # Approach
+//!
+//! A claim holds if its measured value is a number and lies in the band. The band includes its
+//! ends, except with [`Claim::above`] and [`Claim::below`]. A claim that was not measured does not
+//! hold. A claim without a band is only shown: it neither holds nor is missed. The figure's author
+//! sets the band, and the measurement does not influence it.
 
 use serde::{Deserialize, Serialize};
 
-/// One statement about an outcome.
+/// A statement about an outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
-    /// Its name, unique within its experiment.
+    /// Name of the claim, unique within its experiment.
     pub id: String,
-    /// What is claimed, in a sentence.
+    /// The claim as a sentence.
     pub statement: String,
-    /// The value that was published, where there is one.
+    /// Published value, if there is one.
     pub published: Option<f64>,
-    /// The value found here; `None`: not measured.
+    /// Value of this run. `None` if it was not measured.
     pub measured: Option<f64>,
-    /// Unit of all its numbers.
+    /// Unit of all values of the claim.
     pub unit: String,
-    /// The lowest value that holds; `None`: any.
+    /// Lowest value that holds. `None` if there is no lower limit.
     pub low: Option<f64>,
-    /// The highest value that holds; `None`: any.
+    /// Highest value that holds. `None` if there is no upper limit.
     pub high: Option<f64>,
-    /// Whether it holds; `None`: it has no band and is only shown.
+    /// Whether the claim holds. `None` if it has no band.
     pub holds: Option<bool>,
-    /// Whether the band's ends are outside of it.
+    /// Whether the band excludes its ends.
     #[serde(skip)]
     open: bool,
 }
 
 impl Claim {
-    /// A claim without a band, not measured yet.
+    /// Creates a claim without a band and without a measured value.
     #[must_use]
     pub fn new(id: &str, statement: impl Into<String>, unit: &str) -> Self {
         Self {
@@ -48,56 +50,56 @@ impl Claim {
         }
     }
 
-    /// Something that is so or is not: 1 or 0, and 1 holds.
+    /// A claim that is true or false. The value is 1 or 0, and 1 holds.
     #[must_use]
     pub fn truth(id: &str, statement: impl Into<String>, is_so: bool) -> Self {
         let measured = if is_so { 1.0 } else { 0.0 };
         Self::new(id, statement, "1 = yes").published(1.0).at_least(1.0).measured(measured)
     }
 
-    /// The published value.
+    /// Sets the published value.
     #[must_use]
     pub fn published(mut self, value: f64) -> Self {
         self.published = Some(value);
         self
     }
 
-    /// It holds from `low` to `high`.
+    /// The claim holds from `low` to `high`.
     #[must_use]
     pub fn within(mut self, low: f64, high: f64) -> Self {
         (self.low, self.high) = (Some(low), Some(high));
         self.judged()
     }
 
-    /// It holds from `low` on.
+    /// The claim holds if the value is at least `low`.
     #[must_use]
     pub fn at_least(mut self, low: f64) -> Self {
         self.low = Some(low);
         self.judged()
     }
 
-    /// It holds above `low`.
+    /// The claim holds if the value is above `low`.
     #[must_use]
     pub fn above(mut self, low: f64) -> Self {
         (self.low, self.open) = (Some(low), true);
         self.judged()
     }
 
-    /// It holds up to `high`.
+    /// The claim holds if the value is at most `high`.
     #[must_use]
     pub fn at_most(mut self, high: f64) -> Self {
         self.high = Some(high);
         self.judged()
     }
 
-    /// It holds below `high`.
+    /// The claim holds if the value is below `high`.
     #[must_use]
     pub fn below(mut self, high: f64) -> Self {
         (self.high, self.open) = (Some(high), true);
         self.judged()
     }
 
-    /// The measured value; one that is no number counts as not measured.
+    /// Sets the measured value. A value that is no number counts as not measured.
     #[must_use]
     pub fn measured(mut self, value: f64) -> Self {
         self.measured = Some(value).filter(|v| v.is_finite());
@@ -110,7 +112,7 @@ impl Claim {
         self
     }
 
-    /// Whether it has a band and does not hold.
+    /// Whether the claim has a band and does not hold.
     #[must_use]
     pub fn is_missed(&self) -> bool {
         self.holds == Some(false)
@@ -131,7 +133,7 @@ impl Claim {
     }
 }
 
-/// A band as text; `open`: without its ends.
+/// A band as text. `open` excludes its ends.
 pub(crate) fn band(low: Option<f64>, high: Option<f64>, open: bool) -> String {
     match (low, high) {
         (Some(low), Some(high)) if (low - high).abs() < f64::EPSILON => number(low),
@@ -142,7 +144,7 @@ pub(crate) fn band(low: Option<f64>, high: Option<f64>, open: bool) -> String {
     }
 }
 
-/// A number with four digits that count, without zeros behind them.
+/// Formats a number with four significant digits and without trailing zeros.
 #[must_use]
 pub fn number(value: f64) -> String {
     if value == 0.0 {
@@ -165,7 +167,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// [`number`], or a dash for none.
+/// Formats like [`number`], with a dash for `None`.
 #[must_use]
 pub fn number_or_dash(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), number)

@@ -1,4 +1,4 @@
-//! What an experiment is, and what it is given.
+//! Experiments, and the context of their runs.
 
 use std::cell::Cell;
 use std::fmt;
@@ -37,30 +37,30 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What an experiment does in a mode.
+/// Runs an experiment in one mode.
 pub type Run = fn(&Context<'_>) -> anyhow::Result<Outcome>;
 
-/// A published figure or table, replayed.
+/// A published figure or table that the lab reproduces.
 ///
-/// Its picture is drawn from its record and nothing else, so that it shows what the JSON holds.
+/// The picture depends only on the record, so it shows what the JSON contains.
 #[derive(Debug, Clone, Copy)]
 pub struct Experiment {
-    /// Its name on the command line.
+    /// Name of the experiment on the command line.
     pub name: &'static str,
-    /// The paper's name and place in it.
+    /// Name of the paper, and the place in it.
     pub source: &'static str,
-    /// What it shows, in a line.
+    /// Description in one line.
     pub about: &'static str,
-    /// Simulated, where it can be.
+    /// Runs the simulation. `None` if the experiment cannot be simulated.
     pub sim: Option<Run>,
-    /// On this machine, where it can be.
+    /// Runs on this machine. `None` if the experiment has no live run.
     pub live: Option<Run>,
-    /// Its picture.
+    /// Draws the picture of a record.
     pub picture: fn(&Record) -> Picture,
 }
 
 impl Experiment {
-    /// What it does in `mode`.
+    /// The function that runs the experiment in `mode`. `None` if the experiment lacks the mode.
     #[must_use]
     pub fn run_of(&self, mode: Mode) -> Option<Run> {
         match mode {
@@ -69,14 +69,14 @@ impl Experiment {
         }
     }
 
-    /// The picture of a record; its title says if numbers were fitted to the outcome.
+    /// The picture of a record. Its title says if numbers were fitted to the outcome.
     #[must_use]
     pub fn drawn(&self, record: &Record) -> Picture {
         let picture = (self.picture)(record);
         if record.calibrated().is_empty() { picture } else { picture.noted("calibrated") }
     }
 
-    /// The modes that it has.
+    /// The modes that the experiment supports.
     #[must_use]
     pub fn modes(&self) -> Vec<Mode> {
         [Mode::Sim, Mode::Live].into_iter().filter(|m| self.run_of(*m).is_some()).collect()
@@ -100,31 +100,29 @@ pub struct LiveArgs {
     pub bed: BedArgs,
 }
 
-/// What a run is given.
+/// The context of a run.
 #[derive(Debug)]
 pub struct Context<'a> {
-    /// The experiment's name.
     pub experiment: &'static str,
-    /// Simulated or live.
     pub mode: Mode,
-    /// The seed of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Settings of live runs.
     pub live: &'a LiveArgs,
-    /// Where results go, for what does not fit into JSON, picture and CSV.
+    /// Directory for results that do not fit into JSON, picture and CSV.
     pub out: Option<&'a Path>,
-    /// Phases of simulated figures last this part of what they should: see [`Self::scaled`].
+    /// Part to which phases of simulated figures are shortened. See [`Self::scaled`].
     pub part: f64,
     guard: Option<&'a Guard>,
     started: Instant,
     said: Cell<Option<Instant>>,
 }
 
-/// Runs that are over sooner say nothing on the way.
+/// Runs that are shorter do not report their progress.
 const SILENT_FOR: Duration = Duration::from_secs(2);
 
 impl<'a> Context<'a> {
-    /// What `experiment` is given for one run.
+    /// Creates the context for one run of `experiment`.
     #[must_use]
     pub fn new(
         experiment: &'static str,
@@ -138,15 +136,15 @@ impl<'a> Context<'a> {
         Self { experiment, mode, seed, live, out, part: 1.0, guard, started, said }
     }
 
-    /// The same with phases that last `part` of what they should.
+    /// Shortens the phases to `part` of their full length.
     #[must_use]
     pub fn with_part(mut self, part: f64) -> Self {
         self.part = part;
         self
     }
 
-    /// How long a phase that should last `full` lasts in this run. Only what is repeated or waited
-    /// for is shortened; warm-ups, and intervals that are part of what is tried, are not.
+    /// Length of a phase in this run, if its full length is `full`. Only repetitions and waiting
+    /// times are shortened. Warm-ups are not, and neither are intervals that the figure varies.
     #[must_use]
     pub fn scaled(&self, full: Nanos) -> Nanos {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52 ns")]
@@ -156,22 +154,23 @@ impl<'a> Context<'a> {
         Nanos(nanos)
     }
 
-    /// The same for two times in seconds.
+    /// Shortens a time span in seconds, as [`Self::scaled`] does.
     #[must_use]
     pub fn span(&self, (from, until): (f64, f64)) -> (f64, f64) {
         (from * self.part, until * self.part)
     }
 
-    /// Who takes everything down that a live run makes.
+    /// The guard that removes everything that a live run creates.
     ///
     /// # Errors
-    /// When the run was started without one.
+    /// The run was started without a guard.
     pub fn guard(&self) -> anyhow::Result<&'a Guard> {
         self.guard.context("a live run needs its guard: start it by `penstock-lab run`")
     }
 
-    /// Says on standard error how far the run is: `done` of 1, and what it is at. Short runs say
-    /// nothing, long ones not more than once in half a second (on a terminal) or five.
+    /// Reports progress on standard error: `done` (0 to 1) and the current step. Short runs report
+    /// nothing. Long runs report at most every half second on a terminal, and otherwise every 5
+    /// seconds.
     pub fn progress(&self, done: f64, at: impl fmt::Display) {
         let now = clock::now();
         let terminal = std::io::stderr().is_terminal();
@@ -183,7 +182,7 @@ impl<'a> Context<'a> {
         self.said.set(Some(now));
         let percent = 100.0 * done.clamp(0.0, 1.0);
         let line = format!("{} ({}) {percent:3.0} %  {at}", self.experiment, self.mode);
-        // Who cannot hear of progress can still have the result.
+        // A run still has a result if its progress cannot be written.
         let _ = if terminal {
             write!(std::io::stderr(), "\r\x1b[2K{line}")
         } else {

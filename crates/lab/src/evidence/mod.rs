@@ -1,11 +1,11 @@
-//! What a figure is and what its run yields, simulated or live: claims, series, records, pictures.
+//! Figures and the results of their runs, simulated or live: claims, series, records, pictures.
 //!
-//! Figures and live runs both build on this module; it knows neither of them.
+//! Figures and live runs both build on this module. It does not depend on them.
 //!
-//! | Module | What it is |
+//! | Module | Content |
 //! |---|---|
 //! | [`experiment`] | a figure, and the settings that its runs receive |
-//! | [`outcome`], [`claim`], [`series`] | what a run found; claims and their bands; curves |
+//! | [`outcome`], [`claim`], [`series`] | results of a run, claims and their bands, curves |
 //! | [`calibrated`] | numbers that were fitted to an outcome |
 //! | [`picture`], [`stats`] | SVG; percentiles, distributions, fits |
 

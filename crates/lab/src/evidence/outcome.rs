@@ -1,4 +1,4 @@
-//! What an experiment found: series, claims, and the platform they were found on.
+//! Results of an experiment: series, claims, and the platform of the run.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -7,28 +7,27 @@ use super::claim::Claim;
 use super::experiment::{Experiment, Mode};
 use super::series::Series;
 
-/// What a run found.
+/// Results of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outcome {
-    /// The curves, for the picture and for whoever wants to draw his own.
+    /// Curves, for the picture and for other tools.
     pub series: Vec<Series>,
-    /// What is claimed of them.
+    /// Claims about the results.
     pub claims: Vec<Claim>,
     /// The machine, real or simulated, and the settings.
     pub platform: Map<String, Value>,
 }
 
-/// The peer beside which live runs are measured.
+/// Name of the switch with which live runs are compared.
 pub const OVS_DPDK: &str = "ovs-dpdk";
-/// The platform's entry for values of peers.
+/// Name of the platform entry with the values of peers.
 const BESIDE: &str = "beside";
-/// The platform's entry for what happened in each run that its series show.
+/// Name of the platform entry with the events of each run.
 const EVENTS: &str = "events";
-/// The platform's entry for sentences about what was seen.
+/// Name of the platform entry with the story.
 const STORY: &str = "story";
 
 impl Outcome {
-    /// Nothing found yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -40,17 +39,17 @@ impl Outcome {
         self.series.push(Series { name: name.to_owned(), unit: unit.to_owned(), x, y });
     }
 
-    /// Adds a claim.
     pub fn claim(&mut self, claim: Claim) {
         self.claims.push(claim);
     }
 
-    /// Notes something about the platform.
+    /// Adds an entry to the platform.
     pub fn note(&mut self, name: &str, value: impl Into<Value>) {
         self.platform.insert(name.to_owned(), value.into());
     }
 
-    /// Notes that `what` happened at `at` in the run called `run`, as its series are over time.
+    /// Records that `what` happened at `at` in the run called `run`. `at` has the unit of the run's
+    /// series over time.
     pub fn event(&mut self, run: &str, at: f64, what: &str) {
         let runs = self.platform.entry(EVENTS).or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(runs) = runs
@@ -60,12 +59,12 @@ impl Outcome {
         }
     }
 
-    /// Notes what was seen, in sentences of a line each: they are shown at the end.
+    /// Records the story: sentences of one line each, which are shown after the run.
     pub fn tell(&mut self, story: &[String]) {
         self.note(STORY, story.to_vec());
     }
 
-    /// Notes what `peer` ([`OVS_DPDK`]) had where we claim `claim`, measured in the same run.
+    /// Records `peer`'s ([`OVS_DPDK`]) value for `claim`, measured in the same run.
     pub fn beside(&mut self, peer: &str, claim: &str, value: f64) {
         let peers = self.platform.entry(BESIDE).or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(peers) = peers {
@@ -77,27 +76,22 @@ impl Outcome {
     }
 }
 
-/// An outcome with where it comes from: the lab's one JSON object.
+/// An outcome with its origin. The lab writes each result as this JSON object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The experiment's name.
     pub experiment: String,
-    /// The paper's name and place in it.
+    /// Name of the paper, and the place in it.
     pub source: String,
-    /// Simulated or live.
     pub mode: Mode,
-    /// The seed of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// As in [`Outcome`].
     pub platform: Map<String, Value>,
-    /// As in [`Outcome`].
     pub series: Vec<Series>,
-    /// As in [`Outcome`].
     pub claims: Vec<Claim>,
 }
 
 impl Record {
-    /// The record of an experiment's outcome.
+    /// Creates the record of an experiment's outcome.
     #[must_use]
     pub fn new(experiment: &Experiment, mode: Mode, seed: u64, outcome: Outcome) -> Self {
         let Outcome { series, claims, platform } = outcome;
@@ -112,19 +106,18 @@ impl Record {
         }
     }
 
-    /// Whether there are claims and none is missed.
+    /// Whether the record has claims and misses none.
     #[must_use]
     pub fn holds(&self) -> bool {
         !self.claims.is_empty() && !self.claims.iter().any(Claim::is_missed)
     }
 
-    /// The series called `name`.
     #[must_use]
     pub fn series(&self, name: &str) -> Option<&Series> {
         self.series.iter().find(|series| series.name == name)
     }
 
-    /// The series whose name begins with `prefix`, each with the rest of its name.
+    /// Series with names that begin with `prefix`. Each comes with the rest of its name.
     pub fn series_of<'a>(
         &'a self,
         prefix: &'a str,
@@ -132,13 +125,12 @@ impl Record {
         self.series.iter().filter_map(move |s| Some((s.name.strip_prefix(prefix)?, s)))
     }
 
-    /// The claim called `id`.
     #[must_use]
     pub fn claim(&self, id: &str) -> Option<&Claim> {
         self.claims.iter().find(|claim| claim.id == id)
     }
 
-    /// What happened in the run called `run`, and when.
+    /// Events of the run called `run`: (time, description).
     #[must_use]
     pub fn events(&self, run: &str) -> Vec<(f64, String)> {
         let all = self.platform.get(EVENTS).and_then(|runs| runs.get(run)?.as_array());
@@ -146,14 +138,14 @@ impl Record {
         all.into_iter().flatten().filter_map(one).collect()
     }
 
-    /// Sentences about what was seen, a line each; empty if it tells no story.
+    /// The story, one sentence a line. Empty if there is none.
     #[must_use]
     pub fn story(&self) -> String {
         let lines = self.platform.get(STORY).and_then(Value::as_array).into_iter().flatten();
         lines.filter_map(Value::as_str).map(|line| format!("{line}\n")).collect()
     }
 
-    /// What `peer` had where we claim `claim`.
+    /// `peer`'s value for `claim`.
     #[must_use]
     pub fn beside(&self, peer: &str, claim: &str) -> Option<f64> {
         self.platform.get(BESIDE)?.get(peer)?.get(claim)?.as_f64()

@@ -4,17 +4,18 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Values over something, such as bandwidth over time.
+/// Values over another quantity, such as bandwidth over time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// Its name, unique within its experiment.
+    /// Name of the series, unique within its experiment.
     pub name: String,
     /// Unit of `y`.
     pub unit: String,
-    /// What over: seconds, bytes, number of VMs; the experiment's picture says it.
+    /// The quantity on the x-axis, such as seconds, bytes or number of VMs. The experiment's
+    /// picture names it.
     #[serde(deserialize_with = "numbers")]
     pub x: Vec<f64>,
-    /// The values; one that was not measured is NaN, in JSON `null`.
+    /// The values. A value that was not measured is NaN, and `null` in JSON.
     #[serde(deserialize_with = "numbers")]
     pub y: Vec<f64>,
 }
@@ -24,14 +25,14 @@ fn numbers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
     Ok(numbers.into_iter().map(|n| n.unwrap_or(f64::NAN)).collect())
 }
 
-/// The series, a line for each value.
+/// The series as CSV, with one line for each value.
 #[must_use]
 pub fn csv(all: &[Series]) -> String {
     let mut text = String::from("series,unit,x,y\n");
     for series in all {
         let (name, unit) = (field(&series.name), field(&series.unit));
         for (x, y) in series.x.iter().zip(&series.y) {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = match y.is_finite() {
                 true => writeln!(text, "{name},{unit},{x},{y}"),
                 false => writeln!(text, "{name},{unit},{x},"),
@@ -41,7 +42,7 @@ pub fn csv(all: &[Series]) -> String {
     text
 }
 
-/// RFC 4180, §2.
+/// Quotes a field as in RFC 4180, §2.
 fn field(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))

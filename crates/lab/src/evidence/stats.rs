@@ -1,14 +1,14 @@
-//! Numbers of many numbers.
+//! Statistics of a set of values.
 
 use penstock_units::Nanos;
 
-/// The distribution of `values`: which share, in percent, is not above each.
+/// The cumulative distribution of `values`: (value, percentage of values that are not above it).
 #[must_use]
 pub fn distribution(values: &[f64]) -> Vec<(f64, f64)> {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
     let all = count(sorted.len());
-    // Two thousand steps are more than a picture can show.
+    // A picture cannot show more than two thousand steps.
     let stride = (sorted.len() / 2000).max(1);
     let last = sorted.len().saturating_sub(1);
     let kept = |i: usize| i.is_multiple_of(stride) || i == last;
@@ -16,13 +16,14 @@ pub fn distribution(values: &[f64]) -> Vec<(f64, f64)> {
     sorted.into_iter().enumerate().filter(|(i, _)| kept(*i)).map(step).collect()
 }
 
-/// Minimum, lower quartile, median, upper quartile, maximum of `values`; NaN of none.
+/// Minimum, lower quartile, median, upper quartile and maximum of `values`. NaN if there are none.
 #[must_use]
 pub fn five_numbers(values: &[f64]) -> [f64; 5] {
     [0.0, 25.0, 50.0, 75.0, 100.0].map(|p| percentile(values, p))
 }
 
-/// The value that `percent` of `values` do not exceed, between two by their distance; NaN of none.
+/// The value that `percent` of `values` do not exceed, with linear interpolation. NaN if there are
+/// no values.
 #[must_use]
 pub fn percentile(values: &[f64], percent: f64) -> f64 {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
@@ -38,15 +39,15 @@ pub fn percentile(values: &[f64], percent: f64) -> f64 {
 /// A straight line through points, by least squares.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fit {
-    /// What `y` grows by with 1 of `x`.
+    /// Increase of `y` for each 1 of `x`.
     pub slope: f64,
-    /// `y` where `x` is 0.
+    /// Value of `y` at `x` = 0.
     pub intercept: f64,
-    /// Which share of the variance of `y` the line explains.
+    /// Coefficient of determination: the share of `y`'s variance that the line explains.
     pub r2: f64,
 }
 
-/// The line through `points`; all NaN where they do not make one.
+/// Fits a line to `points`. All fields are NaN if the points define no line.
 #[must_use]
 pub fn fit(points: &[(f64, f64)]) -> Fit {
     let n = count(points.len());
@@ -60,13 +61,13 @@ pub fn fit(points: &[(f64, f64)]) -> Fit {
     Fit { slope, intercept: y_mean - slope * x_mean, r2: xy * xy / (xx * yy) }
 }
 
-/// A count for arithmetic.
+/// Converts a count to a float.
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
 pub(crate) fn count(n: usize) -> f64 {
     n as f64
 }
 
-/// Nanoseconds in milliseconds.
+/// Converts nanoseconds to milliseconds.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 pub(crate) fn ms(time: Nanos) -> f64 {
     time.0 as f64 / 1e6

@@ -1,15 +1,28 @@
-//! VM jitter, Fig. 10: the window moves to where its rate is, and stays there.
+//! VM jitter, Fig. 10: the smooth shaper's window reaches its rate and stays there.
 //!
-//! **Problem.** Spacing within a window limits no rate unless the window stands at it. **Source.**
+//! # Problem
+//!
+//! Spacing frames within a window limits the rate only if the window is at that rate.
+//!
+//! # Source
+//!
 //! VM jitter §V-B, Fig. 10: the window slides by itself during the experiments of Figs. 8 and 9.
 //!
-//! **What is compared.** `settle_intervals`: a VM that always has frames (64 to 1,514 bytes, by the
-//! seed), at 2 Mbit/s, with a window four times too slow and four times too fast; intervals of 1 s
-//! before all whose rate is within 2 % and whose window holds the rate, the worse of both.
-//! `spacing_outside_window`: of the same and at 256 kbit/s, 8 Mbit/s and (in groups) 200 Mbit/s,
-//! departures from 10 s on that came sooner or later than the window has it, as the shaper gives
-//! them; the wheel adds up to 2 us ([`penstock_qos::wheel`]). Shown beside: the window over time
-//! under Fig. 8's stream. Live, departures in its place: `live/spacing.rs`.
+//! # Approach
+//!
+//! `settle_intervals` measures how soon the window settles. A VM that always has frames (64 to
+//! 1,514 bytes, by the seed) has a limit of 2 Mbit/s. It starts with a window four times too slow,
+//! and then with one four times too fast. The value counts the intervals of 1 s until all later
+//! intervals are settled. A settled interval has a rate within 2 % of the limit and a window that
+//! contains the limit. The worse of both runs counts.
+//!
+//! `spacing_outside_window` counts departures after the first 10 s that are earlier or later than
+//! the window allows. It covers the two runs above, and runs at 256 kbit/s, 8 Mbit/s and (in
+//! groups) 200 Mbit/s. Departure times are those that the shaper assigns. The wheel adds up to 2 us
+//! ([`penstock_qos::wheel`]).
+//!
+//! The figure also shows the window over time under Fig. 8's stream. The live run,
+//! `live/spacing.rs`, shows departures instead of the window.
 
 use penstock_qos::shaper::{INTERVAL, Shaper, Smooth, Window};
 use penstock_sim::Rng;
@@ -22,7 +35,6 @@ use crate::jitter::shaper::{Kind, RATE};
 use crate::jitter::spacing::{OFF, frame_ms};
 use crate::jitter::stream::{FRAME, stream};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "jitter-fig10",
     source: "VM jitter §V-B, Fig. 10",
@@ -32,17 +44,17 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Seconds of a run, and of its beginning that is no steady state.
+/// Length of a run, and of its start that does not count as steady state, in seconds.
 const SECS: u64 = 20;
 const SETTLED: u64 = 10;
 const RATES: [u64; 4] = [256_000, RATE.0, 8_000_000, 200_000_000];
-/// What is within the rate.
+/// Largest relative deviation of a settled interval's rate from the limit.
 const NEAR: f64 = 0.02;
 
-/// A second of a VM that always has frames.
+/// One second of a VM that always has frames.
 #[derive(Clone, Copy)]
 struct Interval {
-    /// Rate over the limit.
+    /// Measured rate divided by the limit.
     rate: f64,
     window: Window,
 }
@@ -74,7 +86,7 @@ fn backlogged(rate: u64, off: f64, seed: u64) -> anyhow::Result<Backlogged> {
             let (low, high) = (window.low * f64::from(group), window.high * f64::from(group));
             let spacing = ms(at.saturating_sub(last)) * 1e6;
             run.spacings += 1;
-            // Departures are whole nanoseconds.
+            // Departures are rounded to whole nanoseconds.
             run.outside += u64::from(spacing + 1.0 < low || spacing - 1.0 > high);
         }
         group = if at > last { length } else { group + length };
@@ -83,15 +95,15 @@ fn backlogged(rate: u64, off: f64, seed: u64) -> anyhow::Result<Backlogged> {
     }
 }
 
-/// Bytes in a second, over a rate.
+/// Rate of `bytes` a second, divided by `rate`.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 fn over(bytes: u64, rate: u64) -> f64 {
     bytes as f64 * 8.0 / rate as f64
 }
 
-/// Intervals before all that are settled.
+/// Number of intervals until all later intervals are settled.
 fn settle(run: &Backlogged, rate: u64) -> usize {
-    // Nanoseconds a byte.
+    // Nanoseconds per byte.
     let due = over(1, rate) * 1e9;
     let settled =
         |i: &Interval| (i.rate - 1.0).abs() <= NEAR && i.window.low <= due && due <= i.window.high;
@@ -166,7 +178,7 @@ fn picture(record: &Record) -> Picture {
                 panel = panel.series(format!("window, {end} end"), series);
             }
         }
-        // Live.
+        // Live runs record spacings.
         if let Some(series) = record.series(&format!("{name} spacing")) {
             panel = panel.points("departures", points(series));
         }

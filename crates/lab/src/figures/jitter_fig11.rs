@@ -1,17 +1,26 @@
-//! VM jitter, Fig. 11: the mean rate under smoothing is the limit's, for TCP and UDP.
+//! VM jitter, Fig. 11: under smoothing, the mean rate of TCP and UDP equals the limit.
 //!
-//! **Problem.** Smoothing must not cost accuracy. **Source.** VM jitter §V-B, Fig. 11: Netperf by
-//! TCP and UDP at limits of 4, 8, 16 and 32 Mbit/s, 60 s, three times each; here also at 200 Mbit/s
-//! and 2 Gbit/s.
+//! # Problem
 //!
-//! **The streams.** UDP: frames of 1,514 bytes, always one more in the queue's 128 KiB. TCP: slow
-//! start from ten segments, one more a round trip after a loss halved the window, a loss being a
-//! segment for which the queue has no room (256 KiB, or 20 ms of the rate); acknowledgements come
-//! 0.2 ms after a departure, give or take by the seed. Segments are of 1,514 bytes, from 200 Mbit/s
-//! on of eight times 1,448 with headers (TSO).
+//! Smoothing must not make the rate less accurate.
 //!
-//! **What is compared.** Frame bytes that departed from the first departure on, in 60 s, against
-//! the limit; the worst of all runs.
+//! # Source
+//!
+//! VM jitter §V-B, Fig. 11: Netperf sends TCP and UDP at limits of 4, 8, 16 and 32 Mbit/s. Each
+//! limit has three runs of 60 s. This figure adds limits of 200 Mbit/s and 2 Gbit/s.
+//!
+//! # Approach
+//!
+//! UDP sends frames of 1,514 bytes and keeps the queue of 128 KiB full.
+//!
+//! TCP begins with slow start from ten segments. A loss halves the window, and the window then
+//! grows by one segment a round trip. A segment is lost if the queue (256 KiB, or 20 ms of the
+//! rate) has no room for it. An acknowledgement arrives 0.2 ms after the departure, varied by the
+//! seed. Segments have 1,514 bytes. From 200 Mbit/s on they hold eight times 1,448 bytes and
+//! headers (TSO).
+//!
+//! The figure compares the limit with the frame bytes that depart within 60 s of the first
+//! departure. The worst of all runs counts.
 
 use penstock_sim::Rng;
 use penstock_units::{BitsPerSecond, Nanos};
@@ -20,7 +29,6 @@ use super::shaped_vm::{Happened, Run, ShapedVm};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::jitter::shaper::Kind;
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "jitter-fig11",
     source: "VM jitter §V-B, Fig. 11",
@@ -35,14 +43,14 @@ const SECS: u64 = 60;
 const RUNS: u64 = 3;
 const FRAME: u32 = 1_514;
 const SEGMENT: u32 = 8 * 1_448 + 66;
-/// From here on TCP sends large segments.
+/// Lowest rate at which TCP sends large segments.
 const LARGE_FROM: u64 = 200_000_000;
 const ROUND_TRIP: u64 = 200_000;
 
-/// Bytes that departed in 60 s.
+/// Bytes that a UDP stream sends in 60 s.
 fn udp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     let mut vm = ShapedVm::new(Kind::Smooth.shaper(BitsPerSecond(rate))?, 128 * 1024);
-    // The first frame comes within 10 ms.
+    // The first frame arrives within 10 ms.
     let start = Nanos(Rng::new(seed).below(10_000_000));
     let until = start + Nanos::from_secs(SECS);
     let (mut now, mut bytes) = (start, 0);
@@ -58,12 +66,12 @@ fn udp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     }
 }
 
-/// A sender's window, in segments.
+/// A TCP sender. Its window is in segments.
 struct Tcp {
     window: f64,
     threshold: f64,
     in_flight: u32,
-    /// Losses before this belong to one that has been answered.
+    /// The sender has already reacted to losses before this time.
     recovered: Nanos,
 }
 
@@ -83,14 +91,14 @@ impl Tcp {
     }
 }
 
-/// The same of a TCP stream.
+/// Bytes that a TCP stream sends in 60 s.
 fn tcp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     let room = (rate / 8 / 50).max(256 * 1024);
     let mut run = Run::new(ShapedVm::new(Kind::Smooth.shaper(BitsPerSecond(rate))?, room));
     let segment = if rate >= LARGE_FROM { SEGMENT } else { FRAME };
     let mut noise = Rng::new(seed);
     let mut tcp = Tcp { window: 10.0, threshold: f64::INFINITY, in_flight: 0, recovered: Nanos(0) };
-    // When acknowledgements come: in the order of departures.
+    // Arrival times of acknowledgements, in the order of departures.
     let mut acks = std::collections::VecDeque::new();
     let (mut now, mut bytes, mut first) = (Nanos(noise.below(10_000_000)), 0, None);
     let mut happened = Vec::new();
@@ -126,7 +134,7 @@ fn tcp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     }
 }
 
-/// Bytes that arrive in a run.
+/// Returns the bytes that arrive in a run, given the rate and the seed.
 type Stream = fn(u64, u64) -> anyhow::Result<u64>;
 
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
@@ -162,7 +170,7 @@ fn over_runs() -> f64 {
     f64::from(u32::try_from(RUNS).unwrap_or(1))
 }
 
-/// Bytes in a run, over what a rate brings in it.
+/// Bytes of a run, divided by the bytes that `rate` allows in a run.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 fn over(bytes: u64, rate: u64) -> f64 {
     bytes as f64 * 8.0 / (rate * SECS) as f64

@@ -1,16 +1,25 @@
-//! VM jitter, Fig. 12: shares of a processor as VMs start and stop.
+//! VM jitter, Fig. 12: processor shares as VMs start and stop.
 //!
-//! **Problem.** Deadlines say when a VM runs and must not change how much. **Source.** VM jitter
-//! §V-C, Fig. 12: three hogs of the same weight on one processor, two more start one after the
-//! other, then the first and the second stop.
+//! # Problem
 //!
-//! **Setting.** Phases of 60 s. Two runs with our scheduler: no VM with a deadline, and the third
-//! and fourth with one (periodic 5 ms; aperiodic 8 ms, pinged every 10 ms); and Xen's, shown.
+//! Deadlines determine when a VM runs. They must not change how much processor time it receives.
 //!
-//! **What is compared.** In each phase, each VM's part of the processor against its due; the
-//! furthest of all, in percent of the processor. The same over windows of ten epochs is shown
-//! without band: ten slices cannot be divided by three, and a VM may be a slice ahead or behind at
-//! either end.
+//! # Source
+//!
+//! VM jitter §V-C, Fig. 12: three compute-bound VMs of the same weight share one processor. Two
+//! more start one after the other. Then the first and the second stop.
+//!
+//! # Approach
+//!
+//! Each phase lasts 60 s. Penstock's scheduler runs twice. In the first run no VM has a deadline.
+//! In the second run the third VM has a periodic deadline of 5 ms. The fourth VM has an aperiodic
+//! deadline of 8 ms, and receives a ping every 10 ms. Xen's scheduler is shown for comparison.
+//!
+//! In each phase, the figure compares each VM's share of the processor with the share that is due.
+//! The largest error of all counts, in percent of the processor.
+//!
+//! The same error over windows of ten epochs is shown without a band. Ten slices cannot be divided
+//! by three, so a VM may be a slice ahead or behind at either end.
 
 use penstock_sim::vcpu::{Frame, GuestId, GuestSpec};
 use penstock_units::Nanos;
@@ -22,7 +31,6 @@ use crate::evidence::{
     Axis, Claim, Context, Experiment, Mode as RunMode, Outcome, Panel, Picture, Record,
 };
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "jitter-fig12",
     source: "VM jitter §V-C, Fig. 12",
@@ -33,24 +41,24 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const PHASE: Nanos = Nanos::from_secs(60);
-/// Ten epochs.
+/// Length of a window: ten epochs.
 const WINDOW: Nanos = Nanos::from_millis(300);
-/// VMs that are there in each phase, the first numbered 0.
+/// VMs that run in each phase. The first VM has the number 0.
 const PHASES: [&[usize]; 5] =
     [&[0, 1, 2], &[0, 1, 2, 3], &[0, 1, 2, 3, 4], &[1, 2, 3, 4], &[2, 3, 4]];
 const VMS: usize = 5;
 
-/// What a run found, in percent of the processor.
+/// Results of a run, in percent of the processor.
 #[derive(Default)]
 struct Found {
-    /// For each VM: seconds, and its part in windows of ten epochs.
+    /// For each VM: the time in seconds, and the VM's share in windows of ten epochs.
     parts: [Vec<(f64, f64)>; VMS],
-    /// The furthest from what was due, over phases and over windows.
+    /// Largest error over phases, and over windows.
     error_max: f64,
     window_error_max: f64,
 }
 
-/// A VM's terms in a run with deadlines.
+/// Contract of a VM in a run with deadlines.
 fn contract(vm: usize, real_time: bool) -> anyhow::Result<Contract> {
     let weight = weight(1)?;
     Ok(match vm {
@@ -87,7 +95,7 @@ fn run(ctx: &Context<'_>, mut bed: Bed, real_time: bool) -> anyhow::Result<Found
     Ok(found)
 }
 
-/// Lets a phase pass and enters what each VM had.
+/// Runs one phase and records each VM's share.
 fn observe(
     bed: &mut Bed,
     guests: &[Option<GuestId>; VMS],
@@ -127,7 +135,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     ];
     for (name, found) in &runs {
         for (vm, parts) in found.parts.iter().enumerate() {
-            // One in ten windows is more than a picture can show.
+            // A picture cannot show more than one window in ten.
             let points = parts.iter().copied().step_by(10);
             outcome.series(&format!("{name}: VM {}", vm + 1), "% of the processor", points);
         }

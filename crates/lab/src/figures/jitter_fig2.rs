@@ -1,14 +1,23 @@
 //! VM jitter, Fig. 2: a stream from a VM that is activated late.
 //!
-//! **Problem.** A VM with all the processor time that it needs still sends in bursts if it does not
-//! get it in time. **Source.** VM jitter §II-A, Fig. 2: RTP from a VM alone on a processor; each
-//! time it gives the processor up, it is activated again after 1, 10, 20 or 40 ms. It uses about
-//! 60 % of it.
+//! # Problem
 //!
-//! **The VM.** As in `vcpu_bed`; its own timers do not wake it, as in the paper's test. Xen's
-//! credit scheduler. **What is compared.** RFC 3550's J as the packets leave the machine, its mean
-//! over 60 s: it grows with the wait, and is at least five times as great at 40 ms as at 1 ms.
-//! Values are not printed; the band is the issue's.
+//! A VM may have all the processor time that it needs and still send in bursts. This happens if the
+//! time comes too late.
+//!
+//! # Source
+//!
+//! VM jitter §II-A, Fig. 2: a VM alone on a processor sends RTP and uses about 60 % of the
+//! processor. Each time it yields the processor, it is activated again after 1, 10, 20 or 40 ms.
+//!
+//! # Approach
+//!
+//! The VM is the one in `vcpu_bed`. As in the paper's test, its own timers do not wake it. Xen's
+//! credit scheduler runs it.
+//!
+//! The figure compares RFC 3550's J as the packets leave the machine, as a mean over 60 s. J grows
+//! with the wait, and at 40 ms it is at least five times as great as at 1 ms. The paper prints no
+//! values. The issue defines the band.
 
 use penstock_sim::vcpu::Idle;
 use penstock_units::Nanos;
@@ -17,7 +26,6 @@ use penstock_vcpu::Contract;
 use super::vcpu_bed::{Stream, credit1, start, streaming, weight};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "jitter-fig2",
     source: "VM jitter §II-A, Fig. 2",
@@ -27,7 +35,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// When it is activated again, in ms.
+/// Delays until the VM is activated again, in ms.
 const WAITS: [u32; 4] = [1, 10, 20, 40];
 const LOAD_PCT: u64 = 60;
 const SPAN: Nanos = Nanos::from_secs(60);

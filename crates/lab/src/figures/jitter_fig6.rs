@@ -1,24 +1,39 @@
-//! VM jitter, Fig. 6: a stream beside hogs.
+//! VM jitter, Fig. 6: a stream beside compute-bound VMs.
 //!
-//! **Problem.** A VM that streams and encodes uses less than its share and still sends late,
-//! because it has its share at the wrong moments. **Source.** VM jitter §V-A, Fig. 6: a streaming
-//! VM that needs about 55 % of a processor has 60 %, and one and then two hogs beside it divide
-//! 40 %; Xen's credit scheduler, and deadlines of 3, 5 and 8 ms.
+//! # Problem
 //!
-//! **Setting.** Weights 6 and 4, or 6, 2 and 2. With our scheduler the VM gives the processor up
-//! when it is idle and nobody wakes it but its deadline: self-initiated I/O as the paper has it
-//! (§II-A, §III-A), and the worst case. Under Xen's its own timers wake it, the best case there:
-//! it is boosted while it has credits left. Shown beside is ours with timers.
+//! A VM that streams and encodes uses less than its share. It still sends late, because it receives
+//! its share at the wrong moments.
 //!
-//! **What is compared.** The greatest delay variation between two packets in a row (RFC 3393), over
-//! 60 s. It is what a deadline bounds. RFC 3550's J averages over sixteen differences: with a
-//! packet each 5.5 ms a pause of 60 ms adds two times 60 ms to the sum of what may be hundreds of
-//! differences, so its mean stays below 11 ms however long VMs pause; it is shown without band. The
-//! paper does not say which of the numbers that Wireshark has it draws. Bands are the issue's.
+//! # Source
 //!
-//! **Not so of J.** Alone, the VM pauses when it is idle and at no other time; beside hogs it also
-//! does while it encodes, between two slices. Neither pause is longer than D, but there are more of
-//! them: with D = 3 ms and seed 1 the mean of J is 0.42 ms alone and 0.67 ms beside one hog or two.
+//! VM jitter §V-A, Fig. 6: a streaming VM needs about 55 % of a processor and has a share of 60 %.
+//! One and then two compute-bound VMs divide the other 40 %. The schedulers are Xen's credit
+//! scheduler, and the paper's with deadlines of 3, 5 and 8 ms.
+//!
+//! # Approach
+//!
+//! Weights are 6 and 4, or 6, 2 and 2. With Penstock's scheduler, the VM yields the processor when
+//! it is idle, and only its deadline wakes it. The paper calls this self-initiated I/O (§II-A,
+//! §III-A). It is the worst case.
+//!
+//! Under Xen's scheduler the VM's own timers wake it. This is Xen's best case, because the VM is
+//! boosted while it has credits left. The figure also shows Penstock's scheduler with timers.
+//!
+//! The figure compares the greatest delay variation between two consecutive packets (RFC 3393) over
+//! 60 s. A deadline bounds this value.
+//!
+//! RFC 3550's J is shown without a band, because it averages over sixteen differences. With a
+//! packet each 5.5 ms, a pause of 60 ms adds two times 60 ms to a sum of perhaps hundreds of
+//! differences. The mean of J thus stays below 11 ms, however long VMs pause. The paper does not
+//! say which of Wireshark's numbers it draws. The issue defines the bands.
+//!
+//! # Departures
+//!
+//! J is not the same alone and beside compute-bound VMs. Alone, the VM pauses only when it is idle.
+//! Beside compute-bound VMs it also pauses while it encodes, between two slices. Neither pause is
+//! longer than D, but there are more of them. With D = 3 ms and seed 1, the mean of J is 0.42 ms
+//! alone and 0.67 ms beside one or two compute-bound VMs.
 
 use penstock_sim::vcpu::{GuestSpec, Idle};
 use penstock_units::Nanos;
@@ -29,7 +44,6 @@ use crate::evidence::{
     Axis, Claim, Context, Experiment, Mode as RunMode, Outcome, Panel, Picture, Record,
 };
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "jitter-fig6",
     source: "VM jitter §V-A, Fig. 6",
@@ -42,7 +56,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const LOAD_PCT: u64 = 55;
 const SPAN: Nanos = Nanos::from_secs(60);
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
-/// Weights of the hogs; the streaming VM has 6.
+/// Weights of the compute-bound VMs. The streaming VM has weight 6.
 const NEIGHBOURS: [&[u64]; 3] = [&[], &[4], &[2, 2]];
 
 fn stream(
@@ -64,7 +78,7 @@ fn stream(
     Ok(Stream::of(&bed, guest))
 }
 
-/// Shows what a stream was like.
+/// Adds a stream's series and claims to the outcome.
 fn show(outcome: &mut Outcome, id: &str, name: &str, found: &Stream) {
     outcome.series(name, "ms", found.thinned());
     for (what, text, value) in [
@@ -76,7 +90,7 @@ fn show(outcome: &mut Outcome, id: &str, name: &str, found: &Stream) {
     }
 }
 
-/// By how much the greatest is above the least, in percent; 0 if all are 0.
+/// How far the greatest value is above the least, in percent. 0 if all values are 0.
 fn spread_pct(values: &[f64]) -> f64 {
     let most = values.iter().copied().fold(0.0, f64::max);
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);

@@ -1,16 +1,25 @@
-//! VM jitter, Fig. 7: ping to a VM that computes.
+//! VM jitter, Fig. 7: ping to a compute-bound VM.
 //!
-//! **Problem.** A VM that waits in its run queue when a request comes is not boosted, and answers
-//! when its turn comes. **Source.** VM jitter §V-A, Fig. 7: ping every 0.1 s to a compute-bound VM
-//! beside one, three and five others; Xen's credit scheduler (as high as 150 ms: five slices), and
-//! deadlines of 3, 5 and 8 ms.
+//! # Problem
 //!
-//! **Setting.** Equal weights. Pings are sent up to 1 ms late by the seed, for 60 s. Beside the
-//! paper's sets, twenty drawn by the seed: two to six VMs, some of them with deadlines of 3, 5 or
-//! 8 ms, all of which are pinged; those that are admitted count.
+//! If a request arrives while its VM waits in the run queue, Xen does not boost the VM. The VM
+//! answers only when its turn comes.
 //!
-//! **What is compared.** From a ping's arrival at the machine to its answer's departure, the most
-//! of all. What is above D is at most 0.5 ms, a poll, answering included.
+//! # Source
+//!
+//! VM jitter §V-A, Fig. 7: ping every 0.1 s to a compute-bound VM beside one, three and five
+//! others. Under Xen's credit scheduler the answer takes as long as 150 ms, which is five slices.
+//! The paper's scheduler has deadlines of 3, 5 and 8 ms.
+//!
+//! # Approach
+//!
+//! Weights are equal. Pings are sent up to 1 ms late by the seed, for 60 s. The seed also draws
+//! twenty sets in addition to the paper's. A drawn set has two to six VMs, and some of them have
+//! deadlines of 3, 5 or 8 ms. All VMs with deadlines are pinged. Only sets that pass admission
+//! control count.
+//!
+//! The figure compares the greatest time from a ping's arrival at the machine to its answer's
+//! departure. It may exceed D by at most 0.5 ms: one poll, including the answer.
 
 use penstock_sim::Rng;
 use penstock_sim::vcpu::{Frame, GuestId, GuestSpec};
@@ -23,7 +32,6 @@ use crate::evidence::{
     Axis, Claim, Context, Experiment, Mode as RunMode, Outcome, Panel, Picture, Record, points,
 };
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "jitter-fig7",
     source: "VM jitter §V-A, Fig. 7",
@@ -38,10 +46,11 @@ const EVERY: Nanos = Nanos::from_millis(100);
 const LATE: u64 = 1_000_000;
 const NEIGHBOURS: [u32; 3] = [5, 3, 1];
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
-/// Sets that are drawn.
+/// Number of sets that the seed draws.
 const SETS: u64 = 20;
 
-/// Answer times of each VM in ms: the first VMs have these deadlines, the others none and no ping.
+/// Answer times of each VM in ms. The first VMs have these deadlines. The other VMs have no
+/// deadline and receive no ping.
 fn pinged(
     ctx: &Context<'_>,
     mut bed: Bed,
@@ -66,7 +75,7 @@ fn pinged(
             due += EVERY;
         }
     }
-    // Time to answer the last.
+    // Leaves time to answer the last ping.
     bed.run_until(span + Nanos::from_secs(1));
     let answers = |guest: &GuestId| {
         let of = |sent: &penstock_sim::vcpu::Sent| match sent.frame {
@@ -82,7 +91,7 @@ fn most(times: &[f64]) -> f64 {
     times.iter().copied().fold(0.0, f64::max)
 }
 
-/// Enters one VM's answer times.
+/// Records one VM's answer times.
 fn enter(outcome: &mut Outcome, name: &str, times: &[f64]) {
     let numbered = (0_u32..).map(f64::from).zip(times.iter().copied());
     outcome.series(name, "ms", numbered);
@@ -102,8 +111,8 @@ fn xen(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The furthest that an answer of drawn sets was above its VM's deadline, and how many sets were
-/// admitted.
+/// How far answers in drawn sets exceed their VM's deadline at most, and the number of admitted
+/// sets.
 fn drawn(ctx: &Context<'_>) -> anyhow::Result<(f64, u32)> {
     let mut rng = Rng::new(ctx.seed).fork(12);
     let (mut over, mut sets) = (f64::NEG_INFINITY, 0);

@@ -1,15 +1,23 @@
 //! VM jitter, Fig. 8: an RTP stream at a rate limit of 2 Mbit/s.
 //!
-//! **Problem.** A video's packets leave a VM evenly, and reach its viewers in bursts. **Source.**
+//! # Problem
+//!
+//! A video's packets leave a VM evenly, and reach its viewers in bursts.
+//!
+//! # Source
+//!
 //! VM jitter §V-B, Fig. 8: VLC streams a video by RTP from a VM limited to 2 Mbit/s, "consistent
-//! with the output rate of the video", with Xen's credit every 50 ms, and smoothed; decoded by
-//! Wireshark.
+//! with the output rate of the video". The paper compares Xen's credit every 50 ms with smoothing.
+//! Wireshark decodes the stream.
 //!
-//! **The stream** is [`crate::jitter::stream`]'s. Frames and not payload count against the limit.
+//! # Approach
 //!
-//! **What is compared.** RFC 3550's J, its mean over the stream of 60 s as received
-//! ([`penstock_qos::delay::Jitter`]): token bucket over smooth. Values are not printed; the band is
-//! the issue's. Live the same packets are due at the same times: `live/rtp.rs`.
+//! The stream is [`crate::jitter::stream`]'s. Frames, not payload, count against the limit.
+//!
+//! The figure compares RFC 3550's J, as a mean over the received stream of 60 s
+//! ([`penstock_qos::delay::Jitter`]). The value is the token bucket's J divided by smoothing's. The
+//! paper prints no values. The issue defines the band. In the live run, `live/rtp.rs`, the same
+//! packets are due at the same times.
 
 use penstock_units::Nanos;
 
@@ -18,7 +26,6 @@ use crate::evidence::{Axis, Context, Experiment, Outcome, Panel, Picture, Record
 use crate::jitter::shaper::{Kind, RATE};
 use crate::jitter::stream::{CLOCK, FRAME, LATE, Received, conclude, stream};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "jitter-fig8",
     source: "VM jitter §V-B, Fig. 8",
@@ -28,7 +35,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// The queue's bytes.
+/// Queue size in bytes.
 const ROOM: u64 = 256 * 1024;
 
 fn receive(kind: Kind, seed: u64) -> anyhow::Result<Received> {

@@ -1,18 +1,29 @@
 //! VM jitter, Fig. 9: 2,000 HTTP requests of 8 KB at a rate limit of 2 Mbit/s.
 //!
-//! **Problem.** Whether an answer begins at once or after 50 ms depends on where in a refill's
-//! period it falls. **Source.** VM jitter §V-B, Fig. 9: ApacheBench, 2,000 requests for a file of 8
-//! KB, "about 70 seconds", which is 2 Mbit/s; waiting time from 0 to 50 ms with Xen's credit every
-//! 50 ms.
+//! # Problem
 //!
-//! **The exchange.** One connection after the other, as ApacheBench by default; a network of 0.1 ms
-//! each way. Through the shaper go the SYN's answer (74 bytes), the file with 270 bytes of header
-//! in five frames of 1,514 and one of the rest, and the FIN (66). The server takes 0.3 to 0.8 ms to
-//! answer, by the seed. *Waiting* is ApacheBench's: from the request's last byte to the answer's
-//! first.
+//! With a token bucket, an answer begins at once or up to 50 ms later. This depends on its position
+//! in the refill period.
 //!
-//! **What is compared.** The standard deviation of the waiting time, token bucket over smooth.
-//! Values are not printed; the band is the issue's.
+//! # Source
+//!
+//! VM jitter §V-B, Fig. 9: ApacheBench sends 2,000 requests for a file of 8 KB in "about 70
+//! seconds", which is 2 Mbit/s. The waiting time is 0 to 50 ms with Xen's credit every 50 ms.
+//!
+//! # Approach
+//!
+//! Connections follow one another, as is ApacheBench's default. The network takes 0.1 ms each way.
+//! These frames pass the shaper:
+//!
+//! * the answer to the SYN (74 bytes),
+//! * the file with 270 bytes of header, in five frames of 1,514 bytes and one of the rest,
+//! * the FIN (66 bytes).
+//!
+//! The server takes 0.3 to 0.8 ms to answer, by the seed. *Waiting* is defined as in ApacheBench:
+//! from the request's last byte to the answer's first.
+//!
+//! The figure compares the standard deviation of the waiting time: the token bucket's divided by
+//! smoothing's. The paper prints no values. The issue defines the band.
 
 use penstock_sim::Rng;
 use penstock_units::Nanos;
@@ -23,7 +34,6 @@ use crate::evidence::{Axis, Context, Experiment, Outcome, Panel, Picture, Record
 use crate::jitter::requests::{REQUESTS, Waited, conclude, deviation};
 use crate::jitter::shaper::{Kind, RATE};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "jitter-fig9",
     source: "VM jitter §V-B, Fig. 9",
@@ -33,17 +43,17 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// One way through the network.
+/// One-way delay of the network.
 const WAY: Nanos = Nanos::from_micros(100);
-/// Payload of a full segment, and headers with Ethernet's.
+/// Payload of a full segment, and size of its headers with Ethernet's.
 const PAYLOAD: u32 = 1_448;
 const HEADERS: u32 = 66;
-/// The file and its HTTP header.
+/// Bytes of the file and its HTTP header.
 const ANSWER: u32 = 8_192 + 270;
 const SYN: u32 = 74;
 const ROOM: u64 = 256 * 1024;
 
-/// What a frame is, as its tag.
+/// Tags of frames.
 const OPENED: u64 = 0;
 const FIRST: u64 = 1;
 const MORE: u64 = 2;
@@ -69,7 +79,7 @@ fn exchange(kind: Kind, seed: u64) -> anyhow::Result<Waited> {
                 LAST => {
                     end = arrives;
                     if waiting.len() < REQUESTS {
-                        // The next connection's SYN comes.
+                        // The next connection's SYN arrives.
                         run.at(arrives + WAY, SYN, OPENED);
                     }
                 }
@@ -80,7 +90,7 @@ fn exchange(kind: Kind, seed: u64) -> anyhow::Result<Waited> {
     Ok(Waited { waiting, secs: ms(end) / 1e3 })
 }
 
-/// The answer's frames come from the VM all at once.
+/// The VM sends all frames of the answer at once.
 fn answer(run: &mut Run, at: Nanos) {
     let mut left = ANSWER;
     let mut tag = FIRST;

@@ -1,9 +1,11 @@
-//! `penstock-lab plot`: runs of `penstock-lab load --json`, drawn over time and compared.
+//! `penstock-lab plot`: draws runs of `penstock-lab load --json` over time and compares them.
 //!
-//! **Rule.** What a VM received is what its sender got through. The results of an experiment are
-//! drawn as well, if its series are called "run: VM". A run is told apart in phases by the moments
-//! that the caller names; the table has each VM's mean bandwidth in each phase, and how much the
-//! last differs from the first.
+//! # Approach
+//!
+//! A VM's bandwidth is what the VM received of its sender's frames. An experiment's results can
+//! also be drawn, if the names of its series have the form "run: VM". The moments that the caller
+//! names divide a run into phases. The table has each VM's mean bandwidth in each phase, and the
+//! difference between the first and the last phase.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -39,7 +41,7 @@ pub struct PlotArgs {
     pub out: Option<PathBuf>,
 }
 
-/// A value with a name: `NAME=VALUE`.
+/// A named value: `NAME=VALUE`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Named<T> {
     name: String,
@@ -57,7 +59,7 @@ impl<T: FromStr> FromStr for Named<T> {
     }
 }
 
-/// Something that happens at a moment.
+/// An event at a moment of the run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     at: f64,
@@ -75,10 +77,10 @@ impl FromStr for Event {
     }
 }
 
-/// One VM over a run: seconds, Gbit/s.
+/// Bandwidth of one VM over a run: (seconds, Gbit/s).
 type Curve = Vec<(f64, f64)>;
 
-/// A run's curves by VM.
+/// The curves of one run, by VM.
 #[derive(Debug)]
 struct Run {
     title: String,
@@ -86,10 +88,10 @@ struct Run {
     events: Vec<Event>,
 }
 
-/// Draws, and returns the table.
+/// Draws the picture and returns the table.
 ///
 /// # Errors
-/// When a file cannot be read or written, or holds no interval.
+/// A file cannot be read or written, or contains no interval.
 pub fn run(args: &PlotArgs) -> anyhow::Result<String> {
     let mut runs = Vec::new();
     for Named { name, value: file } in &args.runs {
@@ -117,7 +119,7 @@ pub fn run(args: &PlotArgs) -> anyhow::Result<String> {
     Ok(table(&runs))
 }
 
-/// The runs of an experiment's results: series called "run: VM", and what happened in the run.
+/// Runs from an experiment's results: the series named "run: VM", and the events of each run.
 fn of_results(results: Results) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for record in results.into_records() {
@@ -137,7 +139,7 @@ fn of_results(results: Results) -> Vec<Run> {
 }
 
 fn curves(text: &str, wanted: &[String]) -> Vec<(String, Curve)> {
-    // The last line is the report of the whole run, which has no time.
+    // The last line reports the whole run and has no time.
     let intervals: Vec<IntervalReport> =
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let mut names: Vec<String> = wanted.to_vec();
@@ -163,7 +165,7 @@ fn picture(args: &PlotArgs, runs: &[Run]) -> Picture {
     let highest = all().map(|p| p.1).fold(0.0, f64::max);
     let mut picture = Picture::new(args.title.clone());
     for run in runs {
-        // The same height for all, so that they can be compared at a glance.
+        // All panels have the same height, so that they are easy to compare.
         let y = Axis::linear("bandwidth, Gbit/s").to(highest * 1.1);
         let mut panel = Panel::new(run.title.clone(), Axis::linear("time, s"), y);
         for (vm, curve) in &run.curves {
@@ -180,7 +182,7 @@ fn picture(args: &PlotArgs, runs: &[Run]) -> Picture {
     picture
 }
 
-/// Phases as (from, to); the interval in which something changes belongs to none.
+/// Phases as (from, to). The interval in which a change happens belongs to no phase.
 fn phases(events: &[Event]) -> Vec<(f64, f64)> {
     let mut cuts: Vec<f64> = events.iter().map(|e| e.at).collect();
     cuts.sort_by(f64::total_cmp);
@@ -189,10 +191,10 @@ fn phases(events: &[Event]) -> Vec<(f64, f64)> {
     starts.zip(ends).collect()
 }
 
-/// The mean of what was reported well inside of a phase; `None`: nothing was.
+/// Mean of the reports well within a phase. `None` if there is none.
 fn mean(curve: &Curve, (from, to): (f64, f64)) -> Option<f64> {
     let step = curve.get(1).map_or(0.0, |second| second.0 - curve[0].0);
-    // A report tells of the time before it; the first after a change may be mixed.
+    // A report covers the time before it. The first report after a change may be mixed.
     let within = |at: f64| at > from + step * 1.5 && at <= to + step * 0.1;
     let of_phase = curve.iter().filter(|p| within(p.0) && p.1.is_finite());
     let values: Vec<f64> = of_phase.map(|p| p.1).collect();
@@ -232,7 +234,7 @@ fn table(runs: &[Run]) -> String {
     text
 }
 
-/// The curve in at most `columns` characters, from nothing to `highest`.
+/// Draws the curve in at most `columns` characters, on a scale from 0 to `highest`.
 fn sparkline(curve: &Curve, highest: f64, columns: usize) -> String {
     const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let stride = curve.len().div_ceil(columns).max(1);

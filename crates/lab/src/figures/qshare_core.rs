@@ -1,53 +1,61 @@
 //! Ten tenants on one core link: the worlds of QShare's Fig. 4.
 //!
-//! **Source.** §VII-A1: five tenants with sufficient demand all the time, five that become active
-//! at some moment, the last at about 8 s; ten seconds. §VII-A2: every client asks randomly selected
-//! servers for flows by the enterprise trace; after each flow it goes on or sleeps, with equal
-//! chance, up to 1 s; one minute.
+//! # Source
 //!
-//! **What is left open, and what is taken here.** In either world the first [`WARM_UP`] does not
-//! count. *Predictable*: every VM has [`STEADY`] connections to servers in the other rack, one flow
-//! after the other. *Unpredictable*: how many connections a VM has decides whether the core can be
-//! full at all. A connection that sleeps 0.25 s a flow of 157 KB asks for 5 Mbit/s at most; with
-//! [`CONNECTIONS`] of them a VM, to servers on other hosts, plain TCP fills the core, and what
-//! is missing to that is then binding's. The figure shows fewer and more beside it.
+//! §VII-A1 lasts ten seconds. Five tenants have sufficient demand all the time. Five others become
+//! active at some moment, the last at about 8 s.
+//!
+//! §VII-A2 lasts one minute. Every client requests flows from randomly selected servers, with sizes
+//! of the enterprise trace. After each flow the client continues or sleeps up to 1 s, with equal
+//! chance.
+//!
+//! # Departures
+//!
+//! In either world the first [`WARM_UP`] does not count.
+//!
+//! *Predictable*: every VM has [`STEADY`] connections to servers in the other rack. Each connection
+//! sends one flow after the other.
+//!
+//! *Unpredictable*: the number of connections a VM has determines whether the core can be full at
+//! all. A connection that sleeps 0.25 s per flow of 157 KB uses at most 5 Mbit/s. A VM has
+//! [`CONNECTIONS`] of them, to servers on other hosts, so plain TCP fills the core. Any unused
+//! capacity is therefore due to queue binding. The figure also shows fewer and more connections.
 
 use penstock_sim::fabric::{Connection, FlowSim, Record, Spec, System, TenantSpec};
 use penstock_units::Nanos;
 
 use crate::qshare::{self as bed, Workload};
 
-/// Before what counts: two intervals of 4 s.
+/// Warm-up time: two intervals of 4 s.
 pub const WARM_UP: Nanos = Nanos::from_secs(8);
-/// Connections of a VM whose demand is sufficient.
+/// Connections of a VM with sufficient demand.
 pub const STEADY: usize = 4;
-/// Connections of a VM that is active or asleep as it likes.
+/// Connections of a VM that alternates between active and asleep at random.
 pub const CONNECTIONS: usize = 12;
 
-/// Which of the two worlds.
+/// The demand of one of the two worlds.
 #[derive(Debug, Clone, Copy)]
 pub enum Demand {
-    /// Sufficient from these moments on, seconds from the beginning of what counts.
+    /// Demand is sufficient from these moments on, in seconds after the warm-up.
     From([f64; 10]),
-    /// Active or asleep at random, with so many connections a VM.
+    /// A VM has this many connections. Each of them is active or asleep at random.
     Random(usize),
 }
 
-/// What passed the core in a run.
+/// Traffic over the core in a run.
 #[derive(Debug, Clone)]
 pub struct Core {
-    /// What was recorded, the warm-up included.
+    /// Record of the run, including the warm-up.
     pub record: Record,
-    /// The tenants.
     pub tenants: usize,
-    /// How often rates were cut, and settled.
+    /// How many times rates were cut, and how many times they settled.
     pub cuts: (u64, u64),
 }
 
 /// Runs a world for `time` after the warm-up.
 ///
 /// # Errors
-/// A world or system that cannot be simulated.
+/// The world or the system cannot be simulated.
 pub fn run(
     demand: Demand,
     seed: u64,
@@ -96,7 +104,7 @@ fn connect(spec: &mut Spec, demand: Demand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Seconds of what counts; negative: from the very beginning.
+/// Time of `seconds` after the warm-up. If negative, the start of the simulation.
 fn from(seconds: f64) -> Nanos {
     if seconds < 0.0 {
         return Nanos(0);
@@ -107,21 +115,21 @@ fn from(seconds: f64) -> Nanos {
 }
 
 impl Core {
-    /// What each tenant had over the core, both directions together, Mbit/s by time in seconds.
+    /// Rate of each tenant over the core, in both directions together: (seconds, Mbit/s).
     #[must_use]
     pub fn tenant_mbps(&self, tenant: usize) -> Vec<(f64, f64)> {
         self.of(|bits, _| (bits[2 * tenant] + bits[2 * tenant + 1]) / self.sample_secs() / 2e6)
     }
 
-    /// How full the core was, mean of both directions, percent by time in seconds.
+    /// Use of the core, as a mean of both directions: (seconds, percent).
     #[must_use]
     pub fn utilisation_pct(&self) -> Vec<(f64, f64)> {
         let capacity = 2.0 * 1e9 * self.sample_secs();
         self.of(|bits, _| 100.0 * bits.iter().sum::<f64>() / capacity)
     }
 
-    /// The least that a tenant had over what it was entitled to, over tenants and directions.
-    /// Ratios are rounded to a millionth: sums of rates are not exact beyond that.
+    /// Lowest ratio of a tenant's rate to its entitlement, over tenants and directions. Ratios are
+    /// rounded to a millionth, because sums of rates are not more exact.
     #[must_use]
     pub fn least_of_entitled(&self) -> Vec<(f64, f64)> {
         self.of(|bits, entitled| {

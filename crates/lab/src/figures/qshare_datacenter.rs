@@ -1,16 +1,27 @@
-//! QShare's large datacenter (§VII-C): its tree, its tenants, and what its links carry.
+//! QShare's large datacenter (§VII-C): its tree, its tenants, and the load of its links.
 //!
-//! **Source.** §VII-C: k = 16 fat-tree, 1,024 servers of 100 slots, 10 Gbit/s to a server, 40
-//! Gbit/s between switches, links and switches left out for over-subscriptions of 1:1, 4:1 and
-//! 16:1; sizes exponential with mean 49; rates of 10, 50, 100, 200 or 300 Mbit/s a VM; tenants
-//! come until "network resources or computation resources are fully reserved"; more weight for
-//! c_q.
+//! # Source
 //!
-//! **What is open, and taken as.** What is left out: per pod two switches with eight links up each
-//! stay for 1:1, one with four for 4:1, one with one for 16:1. Sizes are rounded, at least 1; all
-//! VMs of a tenant have one rate. Fully reserved: all slots are taken, or 100 tenants in a row
-//! were refused, after which what is counted here hardly changes. Weight of c_q: 0.9. A port has
-//! eight queues, one of them shared.
+//! §VII-C defines:
+//!
+//! * a fat-tree with k = 16 and 1,024 servers of 100 slots;
+//! * 10 Gbit/s to a server, and 40 Gbit/s between switches;
+//! * over-subscriptions of 1:1, 4:1 and 16:1, by leaving out links and switches;
+//! * exponential tenant sizes with mean 49, and 10, 50, 100, 200 or 300 Mbit/s a VM;
+//! * tenants that arrive until "network resources or computation resources are fully reserved";
+//! * more weight for c_q.
+//!
+//! # Departures
+//!
+//! The paper leaves these points open:
+//!
+//! * Which links and switches are left out. For 1:1 a pod keeps two switches with eight uplinks
+//!   each. For 4:1 it keeps one switch with four uplinks, and for 16:1 one switch with one uplink.
+//! * Rounding. Sizes are rounded and at least 1. All VMs of a tenant have the same rate.
+//! * Full reservation. All slots are taken, or 100 tenants in a row were refused. After that the
+//!   counts hardly change.
+//! * The weight of c_q, which is 0.9 here.
+//! * Queues. A port has eight, and one of them is shared.
 
 use penstock_fabric::hose::Hose;
 use penstock_fabric::tenant_placement::{
@@ -20,7 +31,7 @@ use penstock_fabric::topology::{LinkId, Regular};
 use penstock_sim::Rng;
 use penstock_units::BitsPerSecond;
 
-/// Tenants refused in a row before the datacenter counts as fully reserved.
+/// The datacenter is fully reserved after this many refusals in a row.
 const REFUSALS: u32 = 100;
 const MEAN_VMS: f64 = 49.0;
 const RATES_MBPS: [u64; 5] = [10, 50, 100, 200, 300];
@@ -28,12 +39,12 @@ const SLOTS: u32 = 100;
 const SERVER: BitsPerSecond = BitsPerSecond(10_000_000_000);
 const SWITCH: BitsPerSecond = BitsPerSecond(40_000_000_000);
 
-/// An over-subscription.
+/// An over-subscription of the tree.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
-    /// Servers' rate over the rate at the core.
+    /// Servers' rate divided by the rate at the core.
     pub(super) ratio: u32,
-    /// Switches of a pod, and links up of each.
+    /// Number of switches in a pod, and of uplinks of each switch.
     pod: (u32, u32),
 }
 
@@ -43,12 +54,12 @@ pub(super) const SETTINGS: [Setting; 3] = [
     Setting { ratio: 16, pod: (1, 1) },
 ];
 
-/// The tree with k-port switches.
+/// The tree of k-port switches.
 pub(super) fn tree(k: u32, pod: (u32, u32)) -> anyhow::Result<Regular> {
     Ok(Regular::fat_tree(k, SLOTS, (SERVER, SWITCH), pod)?)
 }
 
-/// The next tenant: `most` VMs a server at most.
+/// Draws the next tenant. `most` limits its VMs a server.
 pub(super) fn request(rng: &mut Rng, most: Option<u32>) -> anyhow::Result<Request> {
     let vms = (-MEAN_VMS * (1.0 - rng.unit()).ln()).round().max(1.0);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2,000")]
@@ -62,7 +73,7 @@ pub(super) fn request(rng: &mut Rng, most: Option<u32>) -> anyhow::Result<Reques
     })
 }
 
-/// The datacenter, fully reserved.
+/// Fills the datacenter until it is fully reserved.
 pub(super) fn fully_reserved(
     setting: Setting,
     most: Option<u32>,
@@ -81,12 +92,12 @@ pub(super) fn fully_reserved(
     Ok(datacenter)
 }
 
-/// N_L of each link.
+/// Number of tenants on each link (N_L).
 pub(super) fn tenants_by_link(datacenter: &Datacenter) -> Vec<u32> {
     links(datacenter).map(|link| datacenter.ledger().tenants(link)).collect()
 }
 
-/// All links.
+/// All links of the datacenter.
 pub(super) fn links(datacenter: &Datacenter) -> impl Iterator<Item = LinkId> + use<> {
     (0..u32::try_from(datacenter.topology().links()).unwrap_or(u32::MAX)).map(LinkId)
 }
@@ -96,7 +107,7 @@ pub(super) fn networked(datacenter: &Datacenter) -> Vec<(TenantSlot, &Tenant)> {
     datacenter.tenants().filter(|(_, tenant)| tenant.placement.has_network()).collect()
 }
 
-/// The part of those counted for which it is so, in percent.
+/// Percentage of the items for which `is_so` is true.
 pub(super) fn percent<T>(all: &[T], is_so: impl Fn(&T) -> bool) -> f64 {
     let so = all.iter().filter(|one| is_so(one)).count();
     crate::evidence::stats::count(so) * 100.0 / crate::evidence::stats::count(all.len()).max(1.0)

@@ -1,17 +1,29 @@
-//! One tenant's shuffle beside others that use all they can get: QShare §VII-B.
+//! A tenant's shuffle beside other tenants that use all they can get: QShare §VII-B.
 //!
-//! **Source.** A tenant T with ten VMs, evenly in two racks, and 94 Mbit/s over the core; every VM
-//! is a client that asks all others for flows, the next when the one before has come; the load is
-//! what the others are guaranteed, over the core's capacity. Sizes by trace.
+//! # Source
 //!
-//! **What is left open, and what is taken here.** T's VMs stand one on a server. A client asks its
-//! servers in rounds, in an order drawn anew each round, each request [`bed::LATENCY`] after the
-//! flow before; it asks for a fixed number of flows, so that all systems transfer the same bytes
-//! for a seed. The others are six tenants placed like T, which divide the load equally and send
-//! what they are guaranteed, no more and no less, from every VM to its like in the other rack.
-//! Six, so that everybody has a queue: who has one when there are more tenants is Fig. 4's matter.
-//! **What is measured.** The time from request to last bit, over all of T's flows; and the least
-//! that one of the others had in a tenth of a second, over its guarantee.
+//! A tenant T has ten VMs, five in each of two racks, and 94 Mbit/s over the core. Every VM is a
+//! client that requests flows from all others. It requests the next flow when the previous one is
+//! complete. The load is the other tenants' guarantee, divided by the core's capacity. A trace
+//! defines the sizes.
+//!
+//! # Departures
+//!
+//! The paper leaves these points open:
+//!
+//! * Each of T's VMs is on a server of its own.
+//! * A client requests flows from its servers in rounds, in an order that is drawn for each round.
+//!   It sends a request [`bed::LATENCY`] after the previous flow.
+//! * A client requests a fixed number of flows. All systems therefore transfer the same bytes for a
+//!   seed.
+//! * The others are six tenants placed like T. They divide the load equally and send exactly their
+//!   guarantee, from every VM to its counterpart in the other rack.
+//! * There are six, so that every tenant has a queue. Fig. 4 covers more tenants than queues.
+//!
+//! # Approach
+//!
+//! The first value is the time from request to last bit, over all of T's flows. The second value is
+//! the lowest rate of any other tenant in a tenth of a second, divided by its guarantee.
 
 use std::sync::Arc;
 
@@ -20,28 +32,27 @@ use penstock_units::{BitsPerSecond, Nanos};
 
 use crate::qshare::{self as bed, GBIT, GUARANTEE, RACK};
 
-/// Tenants beside T.
+/// Number of tenants beside T.
 const OTHERS: u64 = 6;
-/// T has settled in after this, and so have rates and queues.
+/// After this time T's demand, the rates and the queues are stable.
 const WARM_UP: Nanos = Nanos::from_secs(9);
-/// No run lasts longer.
+/// Limit of a run's length.
 const LONGEST: Nanos = Nanos::from_secs(100_000);
 
-/// A load and how many flows each of T's clients asks for.
+/// A load, and the flows of T's clients.
 #[derive(Debug, Clone)]
 pub struct Shuffle {
-    /// What the others are guaranteed, percent of the core.
+    /// Guarantee of all other tenants, in percent of the core.
     pub load_pct: u64,
-    /// Flows of each client.
+    /// Number of flows that each client requests.
     pub flows: u64,
-    /// How long they are.
+    /// Distribution of the flow sizes.
     pub sizes: Arc<SizeTable>,
-    /// The seed.
     pub seed: u64,
 }
 
 impl Shuffle {
-    /// T and then the others.
+    /// Tenant T, and then the other tenants.
     #[must_use]
     pub fn tenants(&self) -> Vec<TenantSpec> {
         let place = || (0..2 * RACK).collect::<Vec<_>>();
@@ -57,7 +68,8 @@ impl Shuffle {
         for (number, tenant) in tenants.iter().enumerate() {
             for client in 0..tenant.vms.len() {
                 if number == 0 {
-                    // So that T is known for what it does when measuring begins.
+                    // T sends before the measurement, so that its demand is known when the
+                    // measurement begins.
                     spec.connections.push(Connection {
                         sizes: Some(bed::megabytes()),
                         until: WARM_UP,
@@ -85,10 +97,10 @@ impl Shuffle {
         spec
     }
 
-    /// What T and the others had under `system`.
+    /// Runs the shuffle under `system`, and returns the results of T and the others.
     ///
     /// # Errors
-    /// When not all flows came.
+    /// Some flows were not completed.
     pub fn run(&self, system: System) -> anyhow::Result<Had> {
         let mut sim = FlowSim::new(self.spec(), system)?;
         let all = 2 * RACK * usize::try_from(self.flows)?;
@@ -104,7 +116,7 @@ impl Shuffle {
         anyhow::ensure!(found.len() >= all, "{} of {all} flows", found.len());
         let mean_secs = found.iter().sum::<f64>() / count(all);
         let late = record.samples.iter().filter(|sample| sample.at > WARM_UP);
-        // The first two of a sample are T's, in both directions.
+        // The first two entries of a sample are T's, one for each direction.
         let others = late.flat_map(|sample| &sample.bits[2..]);
         let least = others.copied().fold(f64::INFINITY, f64::min);
         let wanted = paced_bits(&self.tenants()[1]);
@@ -112,16 +124,16 @@ impl Shuffle {
     }
 }
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Had {
-    /// The mean of T's flow completion times, seconds.
+    /// Mean of T's flow completion times, in seconds.
     pub mean_secs: f64,
-    /// The least that one of the others had in a sample over what it sends, which is its guarantee.
+    /// Lowest rate of any other tenant in a sample, divided by its sending rate (its guarantee).
     pub others: f64,
 }
 
-/// What one of the others sends over the core in a sample, one way.
+/// Bits that one of the other tenants sends over the core in a sample, one way.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
 fn paced_bits(other: &TenantSpec) -> f64 {
     (other.hose.0 * bed::SAMPLE.0 / 1_000_000_000) as f64 * count(RACK)

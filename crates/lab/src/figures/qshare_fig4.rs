@@ -1,19 +1,29 @@
-//! QShare, Fig. 4: guarantees held and a full core, whether demand can be foretold or not.
+//! QShare, Fig. 4: guarantees and a full core, with predictable and unpredictable demand.
 //!
-//! **Problem.** Eight queues, one of them shared, and ten tenants: who has none must not lose its
-//! guarantee, and nothing of the core may stay unused that somebody wants. **Source.** QShare
-//! §VII-A, Fig. 4 (a) to (c); what it leaves open stands in [`super::qshare_core`] and
-//! [`crate::qshare`].
+//! # Problem
 //!
-//! **What is compared.** (a) Demand that lasts, rate allocation off as in the paper:
-//! `min_rate_over_min_guarantee_demand` is the least over samples of 0.1 s, tenants and directions
-//! of what a tenant had over what its flows would have had in an empty network under its hose
-//! guarantee alone, which is min(guarantee, demand) in the hose model;
-//! `core_utilisation_pct` is the least of any sample. (b), (c) Demand at random, intervals of 1 to
-//! 10 s, with rate allocation in the shared queue off and on: `utilisation_pct_off_min` and
-//! `utilisation_pct_on_min` are the lowest means of any interval; the paper has "over 91 %".
-//! Beside them plain TCP, which has no guarantees, and other numbers of connections a VM: with too
-//! few of them nothing fills the core.
+//! A port has eight queues, one of them shared, and there are ten tenants. A tenant without a queue
+//! must keep its guarantee. The core must not have unused capacity that some tenant wants.
+//!
+//! # Source
+//!
+//! QShare §VII-A, Fig. 4 (a) to (c). [`super::qshare_core`] and [`crate::qshare`] define what the
+//! paper leaves open.
+//!
+//! # Approach
+//!
+//! (a) Demand lasts, and rate allocation is off as in the paper.
+//! `min_rate_over_min_guarantee_demand` is a minimum over samples of 0.1 s, tenants and directions.
+//! It divides a tenant's rate by the rate of its flows in an empty network under its hose guarantee
+//! alone. In the hose model, that rate is min(guarantee, demand). `core_utilisation_pct` is the
+//! minimum of any sample.
+//!
+//! (b), (c) Demand is random, and intervals last 1 to 10 s. Rate allocation in the shared queue is
+//! off, then on. `utilisation_pct_off_min` and `utilisation_pct_on_min` are the lowest means of any
+//! interval. The paper has "over 91 %".
+//!
+//! For comparison the figure shows plain TCP, which has no guarantees, and other numbers of
+//! connections a VM. With too few connections nothing fills the core.
 
 use penstock_sim::Rng;
 use penstock_sim::fabric::{System, TenantSpec};
@@ -23,7 +33,6 @@ use super::qshare_core::{self as core, CONNECTIONS, Core, Demand};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::qshare as bed;
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "qshare-fig4",
     source: "QShare §VII-A, Fig. 4",
@@ -33,12 +42,12 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// The paper's interval, and those of (c), seconds.
+/// The paper's interval, and the intervals of (c), in seconds.
 const INTERVAL: u64 = 4;
 const INTERVALS: [u64; 6] = [1, 2, 4, 6, 8, 10];
-/// Connections a VM that are shown beside [`CONNECTIONS`].
+/// Connections a VM that are shown for comparison with [`CONNECTIONS`].
 const FEWER_AND_MORE: [usize; 3] = [4, 8, 16];
-/// How long (a) and (b) last.
+/// Lengths of (a) and (b), in seconds.
 const A_SECS: u64 = 10;
 const B_SECS: u64 = 60;
 
@@ -90,7 +99,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     ]);
     predictable(ctx, &mut outcome)?;
     ctx.progress(0.05, "demand at random");
-    // Shorter than an interval, a run would show nothing of it.
+    // A run shorter than an interval would show nothing of it.
     let time = ctx.scaled(Nanos::from_secs(B_SECS)).max(Nanos::from_secs(INTERVALS[0]));
     let (cases, seed) = (cases(), ctx.seed);
     let run = |case: &Case| {
@@ -102,10 +111,10 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// (a).
+/// Part (a) of the figure.
 fn predictable(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let mut rng = Rng::new(ctx.seed).fork(4);
-    // T1 to T5 from the beginning, T6 and T8 to T10 between 2 and 6 s, T7 at 8 s.
+    // T1 to T5 start at once, T6 and T8 to T10 between 2 and 6 s, and T7 at 8 s.
     let mut start = [-1.0; 10];
     for at in start.iter_mut().skip(5) {
         *at = 2.0 + 4.0 * rng.unit();
@@ -136,7 +145,7 @@ fn predictable(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// (b) and (c).
+/// Parts (b) and (c) of the figure.
 fn unpredictable(outcome: &mut Outcome, cases: &[Case], runs: &[Core]) {
     let of = |case: Case| cases.iter().position(|c| *c == case).map(|at| &runs[at]);
     let used = |case: Case| of(case).map_or(f64::NAN, |run| mean(&run.utilisation_pct()));

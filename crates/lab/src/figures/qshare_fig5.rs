@@ -1,24 +1,41 @@
-//! QShare, Fig. 5: how long a tenant's flows take, by how much of the core others have.
+//! QShare, Fig. 5: completion times of a tenant's flows, by the load of the other tenants.
 //!
-//! **Problem.** A guarantee divided among pairs of VMs, and rates that feel their way up from
-//! there, reach a flow's due when it is over. **Source.** QShare §VII-B, Fig. 5: up to twice
-//! ElasticSwitch's completion times, more at light loads; static reservation partly out of the
-//! plot; the enterprise trace, "similar" for data mining. The world: [`super::qshare_fct`].
+//! # Problem
 //!
-//! **What is compared.** The mean completion time of T's flows, the same flows under all systems,
-//! over that under ElasticSwitch: at the lightest load, and the highest of any load. ElasticSwitch
-//! and Trinity run with all settings of `penstock_sim::fabric::peers` that pass its check by
-//! themselves. A peer's best setting is one setting, as an operator sets it once: of those that at
-//! every load, with both workloads, leave the others of this run [`OTHERS_MIN`] of what they are
-//! guaranteed in every tenth of a second, the one whose times over all loads and workloads have the
-//! least geometric mean. Static reservation and plain TCP stand beside (TCP leaves the others 87 %
-//! at a load of 90 %), and so does what nobody could set: for each load and workload the setting
-//! that came out best there (`elasticswitch_oracle`).
+//! ElasticSwitch divides a guarantee among pairs of VMs and probes upwards from there. A flow may
+//! be over before its rate reaches what is due.
 //!
-//! **What this world leaves out**, in ElasticSwitch's favour: shares of lost frames are known
-//! exactly after a period however few frames there were, and TCP finds its rate under a limit at
-//! once. Two parts of the sweep stand beside: `elasticswitch_50ms`, settings with a period of
-//! 50 ms; `elasticswitch_forgetful`, settings that do not keep the limits of idle pairs for 10 s.
+//! # Source
+//!
+//! QShare §VII-B, Fig. 5: ElasticSwitch's completion times are up to twice QShare's. The ratio is
+//! higher at light loads. Static reservation is partly outside the plot. The trace is the
+//! enterprise trace, and results for data mining are "similar". [`super::qshare_fct`] defines the
+//! world.
+//!
+//! # Approach
+//!
+//! The figure compares the mean completion time of T's flows, which are the same under all systems.
+//! It divides QShare's mean by ElasticSwitch's. One claim is about the lightest load, and the other
+//! about the load with the highest ratio.
+//!
+//! ElasticSwitch and Trinity run with all settings of `penstock_sim::fabric::peers` that pass its
+//! check by themselves. A peer's best setting is one setting, because an operator sets it once. A
+//! setting counts if it leaves the other tenants at least [`OTHERS_MIN`] of their guarantee. This
+//! must hold in every tenth of a second, at every load and with both workloads. Of these settings,
+//! the best one has the lowest geometric mean of its times over all loads and workloads.
+//!
+//! The figure also shows static reservation and plain TCP. (TCP leaves the others 87 % at a load of
+//! 90 %.) It also shows the best setting of each single load and workload (`elasticswitch_oracle`).
+//! No operator could choose that setting in advance.
+//!
+//! # Departures
+//!
+//! This world simplifies two things in ElasticSwitch's favour. The share of lost frames is known
+//! exactly after a period, however few frames there were. TCP finds its rate under a limit at once.
+//!
+//! Two parts of the sweep are also shown. `elasticswitch_50ms` are the settings with a period of 50
+//! ms. `elasticswitch_forgetful` are the settings that do not keep the limits of idle pairs for 10
+//! s.
 
 use penstock_sim::fabric::peers::{candidates, check};
 use penstock_sim::fabric::{PairLimits, System};
@@ -28,7 +45,6 @@ use super::qshare_fct::{Had, Shuffle};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::qshare::{self as bed, Workload};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "qshare-fig5",
     source: "QShare §VII-B, Fig. 5",
@@ -38,15 +54,16 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// What the others are guaranteed, percent of the core; with T's 9.4 % it is never more than all.
+/// Guarantee of the other tenants, in percent of the core. T adds 9.4 %, so the sum stays below 100
+/// %.
 const LOADS: [u64; 5] = [10, 30, 50, 70, 90];
 const INTERVAL: Nanos = Nanos::from_secs(4);
-/// What others must be left for a setting to count, of what they are guaranteed.
+/// Part of their guarantee that a setting must leave to the other tenants in order to count.
 const OTHERS_MIN: f64 = 0.99;
-/// Periods that count for the claims `_50ms`.
+/// Period of the settings that count for the claims `_50ms`.
 const SLOW: Nanos = Nanos::from_millis(50);
 
-/// Flows of each of T's ten clients.
+/// Number of flows of each of T's ten clients.
 const fn flows(workload: Workload) -> u64 {
     match workload {
         Workload::Enterprise => 300,
@@ -69,7 +86,7 @@ fn passing(system: impl Fn(PairLimits) -> System + Sync) -> anyhow::Result<Vec<P
     Ok(passed)
 }
 
-/// Mean completion times at a load, seconds.
+/// Mean completion times at a load, in seconds.
 #[derive(Clone, Copy)]
 struct Times {
     ours: f64,
@@ -98,7 +115,7 @@ fn all_runs(peers: &Peers) -> Vec<Run> {
     runs
 }
 
-/// What each of `runs` came to.
+/// Result of each of `runs`.
 fn measure(shuffle: &Shuffle, runs: &[Run]) -> anyhow::Result<Vec<Had>> {
     bed::parallel(runs, |run| {
         let system = match run {
@@ -112,7 +129,7 @@ fn measure(shuffle: &Shuffle, runs: &[Run]) -> anyhow::Result<Vec<Had>> {
     })
 }
 
-/// Of the runs that count, the one setting that holds everywhere and is best over all.
+/// Index of the best setting that keeps the guarantees everywhere, among the runs that count.
 fn best_setting(runs: &[Run], had: &[Vec<Had>], counts: impl Fn(&Run) -> bool) -> Option<usize> {
     let holds = |at: &usize| had.iter().all(|point| point[*at].others >= OTHERS_MIN);
     let over_all = |at: &usize| had.iter().map(|point| point[*at].mean_secs.ln()).sum::<f64>();
@@ -120,7 +137,7 @@ fn best_setting(runs: &[Run], had: &[Vec<Had>], counts: impl Fn(&Run) -> bool) -
     counting.filter(holds).min_by(|a, b| over_all(a).total_cmp(&over_all(b)))
 }
 
-/// The times that count at each load and workload.
+/// Times that count at each load and workload.
 fn chosen(runs: &[Run], had: &[Vec<Had>]) -> Vec<Times> {
     let is_elastic = |run: &Run| matches!(run, Run::Elastic(_));
     let slow = |run: &Run| matches!(run, Run::Elastic(limits) if limits.rates.period >= SLOW);
@@ -130,7 +147,7 @@ fn chosen(runs: &[Run], had: &[Vec<Had>]) -> Vec<Times> {
     let elastic_forgetful = best_setting(runs, had, forgets);
     let trinity = best_setting(runs, had, |run| matches!(run, Run::Trinity(_)));
     let times = |point: &Vec<Had>| {
-        // Without any setting there is nothing to compare with.
+        // Without a valid setting, the time is NaN.
         let of = |at: Option<usize>| at.map_or(f64::NAN, |at| point[at].mean_secs);
         let there =
             runs.iter().zip(point).filter(|(run, had)| is_elastic(run) && had.others >= OTHERS_MIN);
@@ -161,7 +178,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut had = Vec::new();
     for (at, workload) in workloads.into_iter().enumerate() {
         let sizes = workload.sizes()?;
-        // Fewer would be an anecdote: a mean of a few elephants.
+        // With fewer flows, a few elephants would determine the mean.
         let flows = ctx.scaled(Nanos(flows(workload))).0.max(40);
         outcome.note(&format!("flows_{}", key(workload)), 10 * flows);
         for (done, load_pct) in LOADS.into_iter().enumerate() {
@@ -192,7 +209,7 @@ fn told(outcome: &mut Outcome, workload: Workload, found: &[Times]) {
     series("static reservation", &|t| t.fixed);
     series("plain TCP", &|t| t.tcp);
     let ratios = |of: &dyn Fn(&Times) -> f64| found.iter().map(of).collect::<Vec<f64>>();
-    // One that is no number makes the highest none.
+    // If either value is NaN, the highest is NaN.
     let higher = |a: f64, b: f64| if a.is_nan() || a > b { a } else { b };
     let highest = |ratios: &[f64]| ratios.iter().copied().fold(0.0, higher);
     let id = |what: &str| format!("mean_fct_ours_over_{what}_{}", key(workload));
@@ -258,7 +275,7 @@ fn picture(record: &Record) -> Picture {
         .panel(panel("data mining", Workload::DataMining))
 }
 
-/// How many flows were over by which time, and how full the core was.
+/// Number of completed flows over time, and the use of the core.
 fn live_picture(record: &Record) -> Picture {
     let series = |name: &str| record.series(name).map(points).into_iter().flatten();
     let mut times = Panel::new("flows, live", Axis::log("time, ms"), Axis::linear("over, %"));

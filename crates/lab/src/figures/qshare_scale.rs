@@ -1,20 +1,34 @@
-//! How placement and binding grow, from a thousand servers to a hundred thousand.
+//! How placement and binding scale, from a thousand servers to a hundred thousand.
 //!
-//! **Problem.** A controller that searches all of a datacenter for each tenant must still answer
-//! at once when the datacenter is large. **Source.** QShare §IV-B: the search takes O(V^(5/3)) of
-//! V nodes at worst; nothing is measured there.
+//! # Problem
 //!
-//! **What is measured**, on this machine, one core, so only live. Full fat-trees of k = 16 to 74
-//! with 100 slots a server. The first (1,024 servers) is filled until it is fully reserved as in
-//! Table I, and one binding pass over all of its tenants is timed, with new scores. All are filled
-//! to 90 % of their slots with tenants of 10 to 100 Mbit/s a VM, so that slots are what is short,
-//! at most 17 VMs a server; then a random tenant leaves and another comes, a thousand times, and
-//! what coming takes is timed, and a pass of binding. Memory is the most that the process ever
-//! had.
+//! A controller that searches a whole datacenter for each tenant must still answer quickly when the
+//! datacenter is large.
 //!
-//! **What is compared.** 100,000 VMs fully reserved in 10 s, a pass over them in 50 ms, 200
-//! placements a second with 27,648 servers, 4 GiB with 101,306 servers and 10 million VMs; the
-//! exponent with which a placement's time grows in nodes with the paper's 5/3.
+//! # Source
+//!
+//! QShare §IV-B: the search takes O(V^(5/3)) for V nodes in the worst case. The paper has no
+//! measurement.
+//!
+//! # Approach
+//!
+//! This experiment measures times on one core of this machine, so it has only a live mode.
+//! Datacenters are full fat-trees of k = 16 to 74 with 100 slots a server.
+//!
+//! * Full reservation: the smallest tree (1,024 servers) is filled until it is fully reserved as in
+//!   Table I. Then one binding pass over all of its tenants is timed, with new scores.
+//! * Placement: each tree is filled to 90 % of its slots with tenants of 10 to 100 Mbit/s a VM. At
+//!   most 17 VMs of a tenant are on one server. Slots are thus the scarce resource. Then a random
+//!   tenant leaves and another arrives, a thousand times. Each arrival is timed, and so is a
+//!   binding pass.
+//! * Memory is the process's peak.
+//!
+//! The figure compares these values with their limits:
+//!
+//! * 100,000 VMs fully reserved in 10 s, and a binding pass over them in 50 ms;
+//! * 200 placements a second with 27,648 servers;
+//! * 4 GiB with 101,306 servers and 10 million VMs;
+//! * the exponent of a placement's time in the number of nodes, against the paper's 5/3.
 
 use std::time::Instant;
 
@@ -31,7 +45,6 @@ use crate::evidence::stats::{count, fit, percentile};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use penstock_guest::clock;
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "qshare-scale",
     source: "QShare §IV-B",
@@ -48,12 +61,12 @@ const RATES_MBPS: [u64; 4] = [10, 20, 50, 100];
 const COMERS: usize = 1000;
 const MEAN_VMS: f64 = 49.0;
 
-/// What was found at one size.
+/// Measurements at one size.
 struct Size {
     k: u32,
     nodes: f64,
     servers: f64,
-    /// Of each placement, in seconds.
+    /// Time of each placement, in seconds.
     placements: Vec<f64>,
     pass_s: f64,
     memory_gib: f64,
@@ -126,7 +139,7 @@ fn size(k: u32, rng: &mut Rng) -> anyhow::Result<Size> {
     Ok(Size { k, nodes, servers, placements, pass_s, memory_gib: memory_gib()? })
 }
 
-/// Seconds of a pass with new scores, after two that set the queues up.
+/// Seconds of a binding pass with new scores. Two earlier passes set the queues up.
 fn pass(datacenter: &Datacenter, rng: &mut Rng) -> anyhow::Result<f64> {
     let topology = datacenter.topology();
     let mut binding = Binding::new(Settings::new(Mode::PerEgressMap), topology.links())?;
@@ -147,7 +160,7 @@ fn pass(datacenter: &Datacenter, rng: &mut Rng) -> anyhow::Result<f64> {
     Ok(last)
 }
 
-/// The most memory that this process ever had.
+/// Peak memory of this process, in GiB.
 pub(super) fn memory_gib() -> anyhow::Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

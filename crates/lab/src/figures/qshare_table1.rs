@@ -1,21 +1,40 @@
 //! QShare, Table I: how scarce queues are in a fully reserved datacenter.
 //!
-//! **Problem.** A port has eight queues and any number of tenants. **Source.** QShare §VII-C1,
-//! Table I, for 1:1, 4:1 and 16:1: 96.7, 95.1 and 92.1 % of the ports serve fewer than nine
-//! tenants, the others no more than twelve; 67 % of the tenants are never contended; about 90 %
-//! have a queue of their own in any interval; 64 code points are enough.
+//! # Problem
 //!
-//! **What is compared.** The datacenter of [`super::qshare_datacenter`]. Its printed algorithm
-//! would put nine of ten tenants on one server each and leave nothing to contend for (`no bound`),
-//! so at most 17 VMs of a tenant may be on one server. The paper does not say so: 17 is calibrated,
-//! chosen by the table. Without that bound it is shown (`*_nocap`). A link's
-//! two ports have the same tenants, so links are counted. Never contended: fewer than eight
-//! tenants on each link, which is so for those without any. In an interval all tenants have
-//! something to send, a part of their guarantee that is uniform from 0 to 1, and
-//! [`penstock_fabric::queue_binding`] hands out queues, each port with a map of its own as in the
-//! paper; the share is of the interval with the fewest of five, and of tenants with links alone
-//! (`tenants_with_queue_pct`): those without need no queue, and with them it is higher. The other
-//! two maps are shown. Code points are given anew, as the paper does, to all who have a queue.
+//! A port has eight queues and any number of tenants.
+//!
+//! # Source
+//!
+//! QShare §VII-C1, Table I, for 1:1, 4:1 and 16:1:
+//!
+//! * 96.7, 95.1 and 92.1 % of the ports serve fewer than nine tenants, and the others at most
+//!   twelve;
+//! * 67 % of the tenants are never contended;
+//! * about 90 % have a queue of their own in any interval;
+//! * 64 code points are enough.
+//!
+//! # Approach
+//!
+//! The datacenter is that of [`super::qshare_datacenter`]. A link's two ports have the same
+//! tenants, so the figure counts links. A tenant is never contended if each of its links has fewer
+//! than eight tenants. This also holds for a tenant without links.
+//!
+//! In an interval all tenants have something to send: a part of their guarantee that is uniform
+//! from 0 to 1. [`penstock_fabric::queue_binding`] assigns queues. Each port has a map of its own,
+//! as in the paper. The other two kinds of map are also shown.
+//!
+//! `tenants_with_queue_pct` is the lowest share of five intervals, among tenants with links only.
+//! Tenants without links need no queue, and the share would be higher with them.
+//!
+//! As in the paper, each interval assigns new code points to all tenants that have a queue.
+//!
+//! # Departures
+//!
+//! The paper's printed algorithm would put nine of ten tenants on one server each (`no bound`).
+//! Then there would be no contention. At most 17 VMs of a tenant may therefore be on one server.
+//! The paper does not say so: 17 is calibrated, because it was chosen by the table. The results
+//! without that bound are also shown (`*_nocap`).
 
 use penstock_fabric::dscp::{Palette, User, colour, used};
 use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Settings};
@@ -30,7 +49,6 @@ use super::qshare_datacenter::{
 use crate::evidence::stats::count;
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
-/// See the module's text.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "qshare-table1",
     source: "QShare §VII-C1, Table I",
@@ -40,13 +58,14 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Most VMs of a tenant on one server.
+/// Limit of a tenant's VMs on one server.
 const CAP: u32 = 17;
-/// [`CAP`] in words: the claims are those of this bound, and Fig. 6's are of another.
+/// [`CAP`] in words. The claims use this bound. Fig. 6's claims use another.
 const AT_MOST: &str = "at most 17 VMs of a tenant a server (Fig. 6: 60)";
-/// Ports with fewer than nine tenants, tenants never contended and with a queue, as printed, in %.
+/// Printed values in %: ports with fewer than nine tenants, tenants never contended, tenants with a
+/// queue.
 const PRINTED: [[f64; 3]; 3] = [[96.7, 66.7, 90.4], [95.1, 67.2, 90.1], [92.1, 66.7, 90.6]];
-/// By how much fewer ports than printed may be uncrowded; more of them are no fault.
+/// How far the part of uncrowded ports may be below the printed part. A larger part is no fault.
 const BAND: f64 = 3.0;
 const INTERVALS: usize = 5;
 const MODES: [(Mode, &str); 3] = [
@@ -63,7 +82,7 @@ struct Row {
     never: f64,
     no_network: f64,
     slots: f64,
-    /// By mode: of all tenants, and of those with links.
+    /// For each mode: the share of all tenants, and of those with links.
     with_queue: [(f64, f64); 3],
     code_points: usize,
 }
@@ -123,8 +142,8 @@ fn row(datacenter: &Datacenter, rng: &mut Rng) -> anyhow::Result<Row> {
     })
 }
 
-/// The least part of tenants with a queue, or that need none, in any interval, of all and of those
-/// with links; and the most code points.
+/// Lowest part of tenants that have a queue or need none in any interval, and the most code points.
+/// The part is given for all tenants, and for those with links.
 fn intervals(
     datacenter: &Datacenter,
     mode: Mode,
@@ -137,7 +156,7 @@ fn intervals(
         let tenants: Vec<Candidate<'_>> = datacenter
             .tenants()
             .map(|(tenant, t)| {
-                // Millionths of what it pays for.
+                // A random number of millionths of the tenant's payment.
                 let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
                 Candidate { tenant, score, links: &t.placement.entry.links, movable: true }
             })
@@ -153,7 +172,7 @@ fn intervals(
     Ok((least, points))
 }
 
-/// How many values those with a queue need, given out greedily.
+/// Number of code points that the tenants with a queue need, if assigned greedily.
 fn code_points(datacenter: &Datacenter, binding: &Binding) -> anyhow::Result<usize> {
     let trees: Vec<Vec<LinkId>> = binding
         .bound()
@@ -217,7 +236,7 @@ fn claims(outcome: &mut Outcome, rows: &[(f64, Row)]) {
     );
 }
 
-/// The claims without a bound on a tenant's VMs a server, without bands.
+/// Adds the claims without a bound on a tenant's VMs a server. They have no bands.
 fn other_reading(outcome: &mut Outcome, rows: &[(f64, Row)]) {
     let last = PRINTED.len() - 1;
     let with_queue = rows.iter().map(|(_, row)| row.with_queue[0].1).fold(100.0, f64::min);
@@ -272,7 +291,7 @@ mod tests {
         assert_holds("qshare-table1", sim, &[2]);
     }
 
-    /// Seed 8 has more ports with few tenants than are printed.
+    /// Seed 8 has more ports with few tenants than the paper prints.
     #[test]
     fn fewer_crowded_ports_than_printed_are_no_miss_and_each_claim_says_its_bound() {
         let mut outcome = Outcome::new();

@@ -1,4 +1,4 @@
-//! All figures by name: where a figure's simulation, live run and picture come together.
+//! All figures by name. An entry combines a figure's simulation, live run and picture.
 
 use super::{
     c2qos_fig1, c2qos_fig3, c2qos_fig5, c2qos_fig6, c2qos_fig7, c2qos_fig10, c2qos_fig11,
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::evidence::Experiment;
 
-/// All of them, in the order in which they are listed.
+/// All experiments, in the order of `penstock-lab list`.
 pub const EXPERIMENTS: &[Experiment] = &[
     c2qos_fig1::EXPERIMENT,
     c2qos_fig3::EXPERIMENT,
@@ -40,14 +40,14 @@ pub const EXPERIMENTS: &[Experiment] = &[
     live_only::VCPU_WAKEUP_MANY,
 ];
 
-/// Those that tell a story, and are not a part of `all`.
+/// Demos and long runs. The name `all` does not include them.
 const STORIES: [&Experiment; 3] =
     [&live_only::DEMO, &live_only::FABRIC_DEMO, &live_only::VCPU_WAKEUP_LONG];
 
-/// The experiment called `name`, or a demo.
+/// Returns the experiment or demo with this name.
 ///
 /// # Errors
-/// When there is none; the text names those that there are.
+/// No experiment has this name. The error lists the names.
 pub fn find(name: &str) -> anyhow::Result<&'static Experiment> {
     EXPERIMENTS.iter().chain(STORIES).find(|e| e.name == name).ok_or_else(|| {
         let names: Vec<_> = EXPERIMENTS.iter().map(|e| e.name).collect();

@@ -1,9 +1,11 @@
 //! `penstock-lab report`: all results of a directory on one page.
 //!
-//! **Rule.** One HTML file that needs nothing else: the pictures are in it, drawn anew from the
-//! records, and there is no script, font or link to fetch. For each figure one table: what was
-//! published, what the simulation and this machine found, what OVS-DPDK had beside us where it was
-//! measured, the band, and whether it holds.
+//! # Approach
+//!
+//! The page is one HTML file that needs no other file. It contains the pictures, drawn from the
+//! records, and it fetches no script, font or link. Each figure has one table with these columns:
+//! the published values, the values of the simulation and of this machine, OVS-DPDK's if measured,
+//! the band, and whether the claim holds.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,10 +35,10 @@ pub struct ReportArgs {
 /// Results by experiment and mode.
 type Found = BTreeMap<(String, Mode), Vec<Record>>;
 
-/// Writes the page and returns its file.
+/// Writes the page and returns its path.
 ///
 /// # Errors
-/// When there are no results, or a file cannot be read or written.
+/// There are no results, or a file cannot be read or written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<PathBuf> {
     let found = read(&args.results)?;
     anyhow::ensure!(
@@ -52,7 +54,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<PathBuf> {
     Ok(file)
 }
 
-/// All results in `dir`; a JSON file that is something else is named and left out.
+/// Reads all results in `dir`. It reports and skips other JSON files.
 fn read(dir: &Path) -> anyhow::Result<Found> {
     let entries = std::fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
     let mut files: Vec<_> = entries.filter_map(Result::ok).map(|e| e.path()).collect();
@@ -76,7 +78,7 @@ fn read(dir: &Path) -> anyhow::Result<Found> {
     Ok(found)
 }
 
-/// Names in the order of the registry, then those it does not know.
+/// Names in the order of the registry, and then the names that the registry does not have.
 fn names(found: &Found) -> Vec<String> {
     let known = EXPERIMENTS.iter().map(|e| e.name);
     let has = |name: &str| found.keys().any(|key| key.0 == name);
@@ -226,7 +228,7 @@ fn table(sim: &[Record], live: &[Record]) -> String {
     html + "</tbody></table>\n"
 }
 
-/// The band; both where simulation and machine are judged by different ones.
+/// The band as text. If simulation and machine have different bands, both.
 fn bands(sim: Option<&ClaimSummary>, live: Option<&ClaimSummary>) -> String {
     let band = |c: &ClaimSummary| c.band.clone();
     match (sim.map(band), live.map(band)) {
@@ -254,7 +256,7 @@ fn verdict(sim: Option<&ClaimSummary>, live: Option<&ClaimSummary>) -> String {
     format!("<td class=\"{}\">{}</td>", class(&judged), parts.join(", "))
 }
 
-/// The style of a cell about claims that have bands.
+/// CSS class of a cell. `judged` says for each claim with a band whether it holds.
 fn class(judged: &[bool]) -> &'static str {
     match judged {
         [] => "none",

@@ -14,11 +14,11 @@ use crate::evidence::claim::number_or_dash;
 use crate::evidence::{Context, Experiment, LiveArgs, Mode, Record};
 use penstock_guest::bed::Guard;
 
-/// Exit status when an experiment could not be run; 1 says that a claim does not hold.
+/// Exit status if an experiment could not run. Status 1 means that a claim does not hold.
 const FAILED: u8 = 2;
-/// The platform's entry that says by how much a run's phases are shorter than the figure's.
+/// Name of the platform entry with the part to which a run's phases are shortened.
 pub const SHORT: &str = "phases_part";
-/// Every experiment that has the mode.
+/// Name that selects every experiment of the mode.
 const ALL: &str = "all";
 
 /// Runs experiments and says which of their claims hold.
@@ -62,14 +62,14 @@ pub struct RunArgs {
     pub live: LiveArgs,
 }
 
-/// Seeds from one to another, both included.
+/// A range of seeds. Both ends are included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeedRange {
     first: u64,
     last: u64,
 }
 
-/// More seeds than anybody waits for.
+/// Limit on the number of seeds.
 const SEEDS_MAX: u64 = 10_000;
 
 impl FromStr for SeedRange {
@@ -87,7 +87,7 @@ impl FromStr for SeedRange {
     }
 }
 
-/// Shortest part of a figure's phases: some of them begin with a second that does not count.
+/// Lowest part of a figure's phases. Some phases begin with a second that does not count.
 const PART_MIN: f64 = 0.1;
 
 fn part(text: &str) -> Result<f64, String> {
@@ -97,7 +97,7 @@ fn part(text: &str) -> Result<f64, String> {
 }
 
 impl RunArgs {
-    /// The experiments asked for, each once.
+    /// The selected experiments, without duplicates.
     fn experiments(&self) -> anyhow::Result<Vec<&'static Experiment>> {
         let mut chosen: Vec<&'static Experiment> = Vec::new();
         let mut add = |experiment: &'static Experiment| {
@@ -129,22 +129,22 @@ impl RunArgs {
         }
     }
 
-    /// Whether phases are shorter than the figures'.
+    /// Whether phases are shorter than the figures' phases.
     fn is_short(&self) -> bool {
         self.vary < 1.0
     }
 
-    /// Whether standard output is for JSON alone.
+    /// Whether standard output contains only JSON.
     fn json_only(&self) -> bool {
         self.json.as_deref() == Some(Path::new("-"))
     }
 }
 
-/// Runs what was asked for. Returns 0, 1 if a claim does not hold (with `missed`: if the list is
-/// not right about one), 2 if a run failed.
+/// Runs the selected experiments. Returns 1 if a claim does not hold, 2 if a run failed, and 0
+/// otherwise. With `missed`, it returns 1 if the list is wrong about a claim.
 ///
 /// # Errors
-/// When nothing could be started, or a result cannot be written.
+/// No run could start, or a result cannot be written.
 pub fn run(args: &RunArgs, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
     let experiments = args.experiments()?;
     anyhow::ensure!(
@@ -189,12 +189,12 @@ pub fn run(args: &RunArgs, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Whether exactly the listed claims are missed; says so, or which are not as listed.
+/// Whether the missed claims are exactly the listed ones. Prints the result or the differences.
 fn as_listed(list: &Missed, groups: &[Vec<Record>], args: &RunArgs) -> bool {
     let mut right = true;
     for remark in groups.iter().flat_map(|group| list.judge(group, args.is_short())) {
         right &= !remark.is_failure();
-        // On standard output may stand JSON.
+        // Standard output may contain JSON.
         eprintln!("penstock-lab: {remark}");
     }
     right && groups.iter().flatten().all(|record| !record.claims.is_empty())
@@ -272,13 +272,13 @@ fn table(experiment: &Experiment, summary: &Summary, part: f64) -> String {
     text
 }
 
-/// Seeds as text.
+/// The seeds as text.
 fn joined(seeds: &[u64]) -> String {
     let seeds: Vec<_> = seeds.iter().map(ToString::to_string).collect();
     seeds.join(" ")
 }
 
-/// Rows in columns as wide as they need to be; the last one ends ragged.
+/// Pads the columns of rows to equal widths. The last column is not padded.
 fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|r| r[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();
@@ -300,7 +300,7 @@ fn modes(experiment: &Experiment) -> String {
 /// The list of experiments, as a table or as JSON.
 ///
 /// # Errors
-/// When JSON cannot be written, which is a fault of the program.
+/// The JSON cannot be written. This is a fault of the program.
 pub fn list(json: bool) -> anyhow::Result<String> {
     if json {
         let list: Vec<_> = EXPERIMENTS

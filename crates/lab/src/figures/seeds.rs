@@ -1,4 +1,4 @@
-//! A run with several seeds: each seed's record, and what became of every claim over all.
+//! A run with several seeds: the record of each seed, and a summary of each claim over all seeds.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,58 +7,47 @@ use crate::evidence::claim::{number, number_or_dash};
 use crate::evidence::stats::five_numbers;
 use crate::evidence::{Claim, Mode, Record};
 
-/// A claim over several seeds.
+/// The summary of a claim over several seeds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimSummary {
-    /// As in [`Claim`].
     pub id: String,
-    /// As in [`Claim`].
     pub statement: String,
-    /// As in [`Claim`].
     pub published: Option<f64>,
-    /// As in [`Claim`].
     pub unit: String,
-    /// As in [`Claim`].
+    /// Low end of the band, as in [`Claim`].
     pub low: Option<f64>,
-    /// As in [`Claim`].
+    /// High end of the band, as in [`Claim`].
     pub high: Option<f64>,
-    /// The band as text.
     pub band: String,
-    /// The smallest value measured; `None`: not measured.
+    /// Smallest measured value. `None` if nothing was measured.
     pub min: Option<f64>,
-    /// The median of the measured values.
     pub median: Option<f64>,
-    /// The largest.
     pub max: Option<f64>,
-    /// With how many seeds it held; 0 of one that is only shown.
+    /// Number of seeds with which the claim holds. 0 if it has no band.
     pub held: usize,
-    /// Of how many.
+    /// Number of all seeds.
     pub of: usize,
-    /// The seeds with which it did not hold.
+    /// Seeds with which the claim does not hold.
     #[serde(default)]
     pub missed: Vec<u64>,
-    /// Whether it held with all; `None`: it has no band and is only shown.
+    /// Whether the claim holds with all seeds. `None` if it has no band.
     pub holds: Option<bool>,
 }
 
-/// An experiment over several seeds.
+/// The summary of an experiment over several seeds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The experiment's name.
     pub experiment: String,
-    /// Simulated or live.
     pub mode: Mode,
-    /// The seeds.
     pub seeds: Vec<u64>,
     /// Numbers that were fitted to the outcome.
     #[serde(default)]
     pub calibrated: Vec<Parameter>,
-    /// Its claims.
     pub claims: Vec<ClaimSummary>,
 }
 
 impl Summary {
-    /// The summary of `records`, all of one experiment and mode; `None` of none.
+    /// The summary of `records`, all of one experiment and mode. `None` if there are no records.
     #[must_use]
     pub fn of(records: &[Record]) -> Option<Self> {
         let first = records.first()?;
@@ -106,7 +95,7 @@ impl ClaimSummary {
         }
     }
 
-    /// What was measured, as text: the median, and from where to where.
+    /// The measured values as text: the median and the range.
     #[must_use]
     pub fn measured(&self) -> String {
         match (self.min, self.median, self.max) {

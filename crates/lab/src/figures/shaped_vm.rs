@@ -1,11 +1,17 @@
-//! One VM behind a shaper, and what sends through it: RTP, a web server, floods of UDP, TCP.
+//! One VM behind a shaper, and the sources that send through it: RTP, a web server, UDP and TCP.
 //!
-//! **Problem.** Figs. 8 to 11 of the jitter paper are one VM at a rate limit, under a token bucket
-//! that is refilled every 50 ms and under smoothing. **Rule.** Shaper and wheel are those of the
-//! data path ([`penstock_qos::shaper`], [`penstock_qos::wheel`]): a frame that becomes the first of
-//! its VM is given a time to depart, and departs when the wheel says so, up to a slot later. The
-//! queue in front of the shaper is bounded in bytes. Departures take no time: the link is far
-//! faster than the limit.
+//! # Problem
+//!
+//! Figs. 8 to 11 of the jitter paper show one VM at a rate limit. They compare smoothing with a
+//! token bucket that is refilled every 50 ms.
+//!
+//! # Approach
+//!
+//! The shaper and the wheel are those of the data path ([`penstock_qos::shaper`],
+//! [`penstock_qos::wheel`]). A frame receives a departure time when it becomes the first frame of
+//! its VM. It departs when the wheel fires, which is up to a slot later. The queue in front of the
+//! shaper has a limit in bytes. A departure takes no time, because the link is far faster than the
+//! limit.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -14,7 +20,7 @@ use penstock_qos::shaper::Shaper;
 use penstock_qos::wheel::Wheel;
 use penstock_units::Nanos;
 
-/// A frame that waits or has departed. What `tag` says is its sender's business.
+/// A frame that waits or has departed. Only its sender uses `tag`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Frame {
     pub arrived: Nanos,
@@ -22,7 +28,7 @@ pub(super) struct Frame {
     pub tag: u64,
 }
 
-/// See the module's text.
+/// A VM's queue, shaper and timing wheel.
 #[derive(Debug)]
 pub(super) struct ShapedVm {
     shaper: Shaper,
@@ -34,18 +40,18 @@ pub(super) struct ShapedVm {
 }
 
 impl ShapedVm {
-    /// With `room` bytes of queue.
+    /// Creates a VM with `room` bytes of queue.
     pub fn new(shaper: Shaper, room: u64) -> Self {
         let wheel = Wheel::new(1, Nanos(0));
         Self { shaper, wheel, queue: VecDeque::new(), queued: 0, room, dropped: 0 }
     }
 
-    /// Whether there is room for so many bytes more.
+    /// Whether the queue has room for `bytes` more.
     pub fn has_room(&self, bytes: u32) -> bool {
         self.queued + u64::from(bytes) <= self.room
     }
 
-    /// A frame comes; whether it was taken and not dropped.
+    /// Adds a frame to the queue. Returns false if the frame was dropped.
     pub fn come(&mut self, now: Nanos, bytes: u32, tag: u64) -> bool {
         if !self.has_room(bytes) {
             self.dropped += 1;
@@ -60,12 +66,12 @@ impl ShapedVm {
         true
     }
 
-    /// When the next frame departs, if one waits.
+    /// Time of the next departure. `None` if no frame waits.
     pub fn next_event(&self) -> Option<Nanos> {
         self.wheel.next_event()
     }
 
-    /// All that departs at `now`.
+    /// Calls `gone` for each frame that departs at `now`.
     pub fn depart(&mut self, now: Nanos, mut gone: impl FnMut(Frame)) {
         if self.wheel.expire(now).is_none() {
             return;
@@ -87,10 +93,10 @@ impl ShapedVm {
     }
 }
 
-/// Runs a VM with sources that are told what departed and say when more comes: (when, bytes, tag).
+/// Runs a VM with its sources. A source sees each departure and schedules more frames.
 pub(super) struct Run {
     pub vm: ShapedVm,
-    /// Frames that are to come.
+    /// Frames that will arrive: (time, tag, bytes).
     coming: BinaryHeap<Reverse<(u64, u64, u32)>>,
 }
 
@@ -99,12 +105,13 @@ impl Run {
         Self { vm, coming: BinaryHeap::new() }
     }
 
-    /// A frame is to come.
+    /// Schedules the arrival of a frame.
     pub fn at(&mut self, when: Nanos, bytes: u32, tag: u64) {
         self.coming.push(Reverse((when.0, tag, bytes)));
     }
 
-    /// The next thing that happens, at or before `until`: what departed, or what was dropped.
+    /// Runs the next event, at or before `until`, and fills `happened`. `None` if there is no
+    /// event.
     pub fn step(&mut self, until: Nanos, happened: &mut Vec<Happened>) -> Option<Nanos> {
         happened.clear();
         let comes = self.coming.peek().map(|Reverse((at, ..))| Nanos(*at));
@@ -127,11 +134,10 @@ impl Run {
     }
 }
 
-/// What happened to frames.
+/// What happened to a frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Happened {
-    /// It left.
     Departed(Frame),
-    /// There was no room.
+    /// The queue had no room for the frame.
     Dropped,
 }

@@ -1,13 +1,21 @@
 //! The processor that the VMs of the VM jitter paper share.
 //!
-//! **Platform.** VM jitter §V: each test has its VMs on one physical processor. The scheduler is
-//! given that one alone: in Xen, credits of processors that pinned VMs cannot use are handed out to
-//! them all the same, all are UNDER for ever and weights without effect, which would be no fair
-//! baseline. The driver domain is on another one (§III-B), and its way is left out: some tens of
-//! microseconds, constant. A guest sends or answers in 50 us, an assumption, small beside all
-//! that is measured here. Switching between vCPUs costs nothing.
+//! # Source
 //!
-//! **Start.** VMs start at a moment within the first 30 ms, by the seed.
+//! VM jitter §V: each test has its VMs on one physical processor. The driver domain is on another
+//! processor (§III-B).
+//!
+//! # Departures
+//!
+//! The scheduler has only the shared processor. In Xen, processors that pinned VMs cannot use still
+//! earn credits for those VMs. All VMs would then stay UNDER, and weights would have no effect, so
+//! the baseline would be unfair.
+//!
+//! The path through the driver domain is left out. It takes a constant time of some tens of
+//! microseconds. A guest needs 50 us to send or answer. This is an assumption, and the time is
+//! small beside all values measured here. A switch between vCPUs costs nothing.
+//!
+//! Each VM starts at a moment within the first 30 ms, by the seed.
 
 use penstock_qos::delay::{Jitter, Variation};
 use penstock_sim::Rng;
@@ -21,21 +29,20 @@ use penstock_vcpu::{Contract, Mode, VcpuScheduler};
 use crate::evidence::stats::{count, ms};
 use crate::jitter::stream::{CLOCK, stream};
 
-/// The processor.
 const SHARED: CpuId = CpuId(0);
 const CPUS: u16 = 1;
-/// Processor time of one packet in a guest.
+/// Processor time that a guest needs for one packet.
 const PACKET: Nanos = Nanos::from_micros(50);
 
-/// The processor with its VMs, under either policy.
+/// The processor and its VMs, under either scheduler.
 pub(super) type Bed = Machine<Box<dyn VcpuScheduler>>;
 
-/// Xen's credit scheduler.
+/// A bed with Xen's credit scheduler.
 pub(super) fn credit1(seed: u64) -> Bed {
     bed(Box::new(Credit1::new(CPUS)), seed)
 }
 
-/// Penstock's.
+/// A bed with Penstock's scheduler.
 pub(super) fn double_queue(seed: u64) -> Bed {
     bed(Box::new(DoubleQueue::new(CPUS)), seed)
 }
@@ -59,14 +66,14 @@ pub(super) fn start(
     bed.start(contract, SHARED, spec).ok_or_else(|| anyhow::anyhow!("{contract:?} does not fit"))
 }
 
-/// Whether these deadlines are admitted on the shared processor, each with one of `vms` shares.
+/// Whether the shared processor admits these deadlines, each with one of `vms` equal shares.
 pub(super) fn are_admitted(deadlines: &[Nanos], vms: u64) -> bool {
     let claim = |deadline: &Nanos| Claim { deadline: *deadline, share_ppm: WHOLE_PPM / vms };
     let claims: Vec<Claim> = deadlines.iter().map(claim).collect();
     admit(&claims, false, Limits::default()).is_ok()
 }
 
-/// A VM's terms by its deadline; without one, by credit.
+/// Contract of a VM with this deadline. Without a deadline, the VM is scheduled by credit.
 pub(super) fn terms(mode: Mode, deadline: Option<Nanos>, weight: Weight) -> Contract {
     match deadline {
         Some(deadline) => Contract::real_time(mode, deadline, weight),
@@ -74,12 +81,12 @@ pub(super) fn terms(mode: Mode, deadline: Option<Nanos>, weight: Weight) -> Cont
     }
 }
 
-/// An encoder does a group of pictures at a time, half a second of them; open in the paper.
+/// Length of the group of pictures that an encoder processes at a time. Open in the paper.
 const BATCH: Nanos = Nanos::from_millis(500);
 
-/// The streaming VM of Figs. 2 and 6: an encoder that takes `load_pct` of a processor, give or take
-/// a tenth of each batch by the seed, and the packets of [`crate::jitter::stream`], which are sent
-/// by a thread of their own that the encoder does not delay.
+/// The streaming VM of Figs. 2 and 6. Its encoder uses `load_pct` of a processor, and the seed
+/// varies each batch by up to a tenth. A separate thread, which the encoder does not delay, sends
+/// the packets of [`crate::jitter::stream`].
 pub(super) fn streaming(seed: u64, span: Nanos, load_pct: u64, idle: Idle) -> GuestSpec {
     let due = |(due, _): (Nanos, Nanos)| due;
     let packets = stream(seed).into_iter().map(due);
@@ -92,14 +99,14 @@ pub(super) fn streaming(seed: u64, span: Nanos, load_pct: u64, idle: Idle) -> Gu
 /// A guest's stream as it left the machine.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Stream {
-    /// Seconds, and RFC 3550's J in ms after each packet.
+    /// RFC 3550's J after each packet: (seconds, ms).
     jitter: Vec<(f64, f64)>,
-    /// The greatest difference between the delays of two packets in a row (RFC 3393), in ms.
+    /// Greatest difference between the delays of two consecutive packets (RFC 3393), in ms.
     pub variation_max: f64,
 }
 
 impl Stream {
-    /// All of it.
+    /// All packets that `guest` sent.
     pub fn of(bed: &Bed, guest: GuestId) -> Self {
         let mut j = Jitter::new(CLOCK);
         let mut variation = Variation::new();
@@ -116,17 +123,17 @@ impl Stream {
         found
     }
 
-    /// The mean of J, in ms.
+    /// Mean of J, in ms.
     pub fn mean(&self) -> f64 {
         self.jitter.iter().map(|point| point.1).sum::<f64>() / count(self.jitter.len())
     }
 
-    /// The greatest J, in ms.
+    /// Greatest J, in ms.
     pub fn max(&self) -> f64 {
         self.jitter.iter().map(|point| point.1).fold(0.0, f64::max)
     }
 
-    /// Every eighth J: more than a picture can show.
+    /// Every eighth value of J, because a picture cannot show more.
     pub fn thinned(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
         self.jitter.iter().copied().step_by(8)
     }

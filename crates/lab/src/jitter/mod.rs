@@ -1,7 +1,9 @@
-//! What simulated and live figures of VM jitter share: shapers, loads, and what is claimed.
+//! What simulated and live figures of VM jitter share: shapers, loads and claims.
 //!
-//! **Source.** VM jitter §V-B, Figs. 8 to 10: the same shapers under the same load, so that the
-//! claims of a figure are the same whether it is simulated or live.
+//! # Source
+//!
+//! VM jitter §V-B, Figs. 8 to 10. The shapers and the load are the same in both modes, so a
+//! figure's claims are the same whether it is simulated or live.
 
 pub(crate) mod requests;
 pub(crate) mod shaper;

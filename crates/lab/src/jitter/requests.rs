@@ -1,26 +1,25 @@
-//! The requests of Fig. 9, simulated and live: how many, how long they waited, what is claimed.
+//! The requests of Fig. 9, simulated and live: their number, their waiting times and the claims.
 
 use super::shaper::Kind;
 use crate::evidence::stats::{count, distribution, percentile};
 use crate::evidence::{Claim, Outcome};
 
-/// Requests of a run.
+/// Number of requests in a run.
 pub(crate) const REQUESTS: usize = 2_000;
 
-/// Milliseconds that each request waited, and seconds in all.
+/// Waiting time of each request in milliseconds, and duration of the run in seconds.
 pub(crate) struct Waited {
     pub waiting: Vec<f64>,
     pub secs: f64,
 }
 
-/// Standard deviation.
 pub(crate) fn deviation(values: &[f64]) -> f64 {
     let mean = values.iter().sum::<f64>() / count(values.len());
     (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / count(values.len())).sqrt()
 }
 
-/// What requests under both shapers, in [`Kind::BOTH`]'s order, show; their standard deviations are
-/// those that are claimed.
+/// Adds the series and claims of both shapers' requests, in [`Kind::BOTH`]'s order. The bands apply
+/// to the ratio of the `deviations` (standard deviations of the waiting time).
 pub(crate) fn conclude(outcome: &mut Outcome, both: &[Waited; 2], deviations: [f64; 2]) {
     for ((kind, waited), std) in Kind::BOTH.into_iter().zip(both).zip(deviations) {
         let name = kind.name();

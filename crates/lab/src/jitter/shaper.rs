@@ -1,4 +1,4 @@
-//! The two shapers that VM jitter compares, and the limit of its Figs. 8 to 10.
+//! The two shapers that VM jitter compares, and the rate limit of its Figs. 8 to 10.
 
 use penstock_qos::shaper::{PERIOD_OF_XEN, Shaper, Smooth, TokenBucket};
 use penstock_units::BitsPerSecond;
@@ -6,12 +6,12 @@ use penstock_units::BitsPerSecond;
 /// Rate limit of Figs. 8 to 10.
 pub(crate) const RATE: BitsPerSecond = BitsPerSecond(2_000_000);
 
-/// Which shaper.
+/// One of the two shapers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Refilled every 50 ms, as in Xen.
+    /// A token bucket that is refilled every 50 ms, as in Xen.
     TokenBucket,
-    /// Spaced.
+    /// A shaper that spaces frames evenly.
     Smooth,
 }
 
@@ -25,10 +25,10 @@ impl Kind {
         }
     }
 
-    /// A shaper of this kind.
+    /// Creates a shaper of this kind.
     ///
     /// # Errors
-    /// A rate out of range.
+    /// The rate is out of range.
     pub fn shaper(self, rate: BitsPerSecond) -> anyhow::Result<Shaper> {
         Ok(match self {
             Self::TokenBucket => Shaper::TokenBucket(TokenBucket::new(rate, PERIOD_OF_XEN)?),

@@ -1,6 +1,6 @@
-//! The windows of Fig. 10, simulated and live: where they begin, and their unit in series.
+//! The windows of Fig. 10, simulated and live: their initial error, and their unit in series.
 
-/// Factors by which the window is off at first, and their names in series.
+/// Factors by which the window is wrong at first, and their names in series.
 pub(crate) const OFF: [(f64, &str); 2] = [(4.0, "4 x too slow"), (0.25, "4 x too fast")];
 
 /// Milliseconds between frames of 1,500 bytes.

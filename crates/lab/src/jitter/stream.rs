@@ -1,9 +1,13 @@
-//! The RTP stream of Fig. 8, and what its receiver finds, simulated and live.
+//! The RTP stream of Fig. 8 and its receiver's results, simulated and live.
 //!
-//! **The stream.** Seven MPEG-TS packets (1,316 bytes) with RTP, UDP, IP and Ethernet headers are
-//! frames of 1,370; their mean rate is the limit's. What an encoder's rate control leaves is a rate
-//! that changes by up to 5 % every second; and the VM wakes up to 0.5 ms late to send; both by the
-//! seed. Timestamps (90 kHz) say when each packet was due, as VLC's do for MPEG-TS.
+//! # Approach
+//!
+//! A frame has 1,370 bytes: seven MPEG-TS packets (1,316 bytes) and RTP, UDP, IP and Ethernet
+//! headers. The frames' mean rate equals the limit.
+//!
+//! The stream's rate changes by up to 5 % every second, because an encoder's rate control is not
+//! exact. The VM wakes up to 0.5 ms late to send. Both values depend on the seed. Timestamps (90
+//! kHz) hold the time when each packet was due, as VLC's do for MPEG-TS.
 
 use penstock_qos::delay::{Jitter, Variation};
 use penstock_sim::Rng;
@@ -15,12 +19,12 @@ use crate::evidence::{Claim, Outcome};
 
 pub(crate) const FRAME: u32 = 1_370;
 pub(crate) const SECS: u64 = 60;
-/// Units of RTP's timestamps a second.
+/// Units of RTP's timestamps per second.
 pub(crate) const CLOCK: u32 = 90_000;
-/// The VM sends up to so much late.
+/// How late the VM sends at most, in nanoseconds.
 pub(crate) const LATE: u64 = 500_000;
 
-/// The stream's packets: when each is due, and when it is sent.
+/// The stream's packets: (time when due, time when sent).
 pub(crate) fn stream(seed: u64) -> Vec<(Nanos, Nanos)> {
     let mut noise = Rng::new(seed);
     let mean = u64::from(FRAME) * 8_000_000_000 / RATE.0;
@@ -29,10 +33,10 @@ pub(crate) fn stream(seed: u64) -> Vec<(Nanos, Nanos)> {
     while due < SECS * 1_000_000_000 {
         if due >= scene {
             scene += 1_000_000_000;
-            // 95.0 % to 105.0 % of the mean.
+            // 95.0 % to 105.0 % of the mean rate.
             gap = mean * 1_000 / (950 + noise.below(101));
         }
-        // One after the other, however late the first was.
+        // Packets keep their order, however late the first one was.
         sent = (due + noise.below(LATE + 1)).max(sent);
         packets.push((Nanos(due), Nanos(sent)));
         due += gap;
@@ -40,15 +44,15 @@ pub(crate) fn stream(seed: u64) -> Vec<(Nanos, Nanos)> {
     packets
 }
 
-/// A stream as it was received.
+/// A stream as its receiver saw it.
 pub(crate) struct Received {
-    /// Seconds, and J in ms after each packet.
+    /// J after each packet: (seconds, ms).
     jitter: Vec<(f64, f64)>,
-    /// Seconds, and ms that the packet took.
+    /// Delay of each packet: (seconds, ms).
     delay: Vec<(f64, f64)>,
     j: Jitter,
     variation: Variation,
-    /// Packets that did not arrive.
+    /// Number of packets that did not arrive.
     pub dropped: u64,
 }
 
@@ -58,7 +62,8 @@ impl Received {
         Self { jitter: Vec::new(), delay: Vec::new(), j, variation, dropped: 0 }
     }
 
-    /// A packet came at `at` that says `timestamp` and took `waited`, from any zeros that stay.
+    /// Records a packet that arrived at `at`, had this `timestamp` and took `waited`. The origins
+    /// of `at`, `timestamp` and `waited` may differ, but must not change during a run.
     pub fn packet(&mut self, at: Nanos, timestamp: u32, waited: Nanos) {
         self.j.record(at, timestamp);
         self.variation.record(waited);
@@ -66,12 +71,12 @@ impl Received {
         self.delay.push((ms(at) / 1e3, ms(waited)));
     }
 
-    /// Packets that came.
+    /// Number of packets that arrived.
     pub fn packets(&self) -> usize {
         self.jitter.len()
     }
 
-    /// The mean of J, in ms.
+    /// Mean of J, in ms.
     pub fn mean(&self) -> f64 {
         self.jitter.iter().map(|point| point.1).sum::<f64>() / count(self.jitter.len())
     }
@@ -81,7 +86,7 @@ impl Received {
     }
 }
 
-/// What streams under both shapers, in [`Kind::BOTH`]'s order, show.
+/// Adds the series and claims of both shapers' streams, in [`Kind::BOTH`]'s order.
 pub(crate) fn conclude(outcome: &mut Outcome, both: [&Received; 2]) {
     for (kind, received) in Kind::BOTH.into_iter().zip(both) {
         let name = kind.name();
@@ -108,7 +113,7 @@ pub(crate) fn conclude(outcome: &mut Outcome, both: [&Received; 2]) {
     outcome.claim(Claim::new("token_bucket_over_smooth", what, "").at_least(10.0).measured(ratio));
 }
 
-/// Every eighth point: more than a picture can show.
+/// Every eighth point, because a picture cannot show more.
 fn thinned(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> + '_ {
     points.iter().copied().step_by(8)
 }

@@ -1,10 +1,16 @@
-//! The binding of `penstock-fabric` as the simulator's: scores and Algorithm 2 decide, the
-//! simulator does.
+//! `penstock-fabric`'s queue binding for the simulator. Scores and Algorithm 2 decide, and the
+//! simulator applies the decision.
 //!
-//! **Rule.** At the end of an interval each tenant's score follows from what its hosts measured
-//! ([`score::score`], smoothed), and [`Binding::pass`] says who has queues on its whole tree.
-//! **Left out.** The integer weights that switches take: the simulator weighs exactly; and the
-//! order of change, which the simulator replaces by one delay for all.
+//! # Approach
+//!
+//! At the end of an interval, each tenant's score follows from its hosts' measurements
+//! ([`score::score`], smoothed). [`Binding::pass`] then decides which tenants have queues on their
+//! whole tree.
+//!
+//! # Departures
+//!
+//! Switches take integer weights, but the simulator weighs exactly. The order of changes is left
+//! out. The simulator uses one delay for all changes instead.
 
 use anyhow::Context as _;
 use penstock_fabric::hose::{Hose, Need};
@@ -14,12 +20,12 @@ use penstock_fabric::tenant_placement::TenantSlot;
 use penstock_fabric::topology::{LinkId, NodeId, Topology};
 use penstock_sim::fabric::{Binder, HostUsage, TenantSpec};
 
-/// A tenant as binding sees it.
+/// A tenant's state in the binding.
 #[derive(Debug)]
 struct Placed {
     slot: TenantSlot,
     hose: Hose,
-    /// Its VMs on each server.
+    /// Number of the tenant's VMs on each server.
     vms: Vec<u32>,
     links: Vec<(LinkId, Need)>,
     score: Smoothed,
@@ -34,10 +40,11 @@ pub struct FabricBinder {
 }
 
 impl FabricBinder {
-    /// For tenants whose hosts are the tree's servers, in their order; `queues` a port, one shared.
+    /// Creates a binder for tenants whose hosts are the tree's servers, in the same order. A port
+    /// has `queues` queues, one of them shared.
     ///
     /// # Errors
-    /// A tenant without VMs, or a number of queues that cannot be.
+    /// A tenant has no VMs, or the number of queues is invalid.
     pub fn new(topology: Topology, tenants: &[TenantSpec], queues: u8) -> anyhow::Result<Self> {
         let settings = Settings { queues, ..Settings::new(Mode::StaticMap) };
         let binding = Binding::new(settings, topology.links())?;
@@ -67,7 +74,7 @@ impl Placed {
     }
 }
 
-/// The VMs below a node.
+/// Number of VMs below a node.
 fn below(topology: &Topology, node: NodeId, vms: &[u32]) -> u32 {
     if topology.is_server(node) {
         return vms[node.index()];
@@ -84,7 +91,7 @@ impl Binder for FabricBinder {
                 received: host.received,
             };
             let hosts: Vec<_> = hosts.iter().map(of).collect();
-            // Nothing is measured before the first interval.
+            // There is no measurement before the first interval.
             if !hosts.is_empty() {
                 tenant.score.follow(score::score(&tenant.hose, &hosts));
             }

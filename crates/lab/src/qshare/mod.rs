@@ -1,4 +1,4 @@
-//! QShare's testbed, and its tenants bound to queues: what its simulated and live figures share.
+//! What QShare's simulated and live figures share: the testbed, and its tenants' queue binding.
 
 mod binder;
 mod testbed;

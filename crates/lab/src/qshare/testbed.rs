@@ -1,16 +1,24 @@
 //! QShare's testbed (§VII-A, §VII-B): ten servers in two racks, ten tenants, one core link.
 //!
-//! **Source.** Ten servers with ten VM slots and 1 Gbit/s each, evenly in two racks; one gigabit
-//! between the racks, so 5:1; eight queues a port, one of them shared; tenants of 2 to 20 VMs with
-//! 94 Mbit/s each over the core.
+//! # Source
 //!
-//! **What the paper leaves open, and what is taken here.** A tenant has half of its VMs in either
-//! rack, on servers drawn among those with a free slot. Its VMs' guarantee is what makes 94 Mbit/s
-//! of the fewer of them: `94 / min(m, N - m)`. Requests take [`LATENCY`]. Decisions are in force
-//! [`DELAY`] after an interval's end: time to collect usage and to program switches.
+//! Each of two racks has five servers with ten VM slots and 1 Gbit/s each. The link between the
+//! racks has one gigabit, so the over-subscription is 5:1. A port has eight queues, one of them
+//! shared. Tenants have 2 to 20 VMs, and 94 Mbit/s each over the core.
 //!
-//! Flow sizes: `flow_sizes/enterprise.txt` and `flow_sizes/datamining.txt`, whose first lines say
-//! where they come from.
+//! # Departures
+//!
+//! The paper leaves these points open:
+//!
+//! * A tenant has half of its VMs in either rack, on servers drawn among those with a free slot.
+//! * A VM's guarantee is `94 / min(m, N - m)`. The smaller half of the VMs then has 94 Mbit/s
+//!   together.
+//! * A request takes [`LATENCY`].
+//! * A decision takes effect [`DELAY`] after the end of its interval. This is the time to collect
+//!   usage and to program switches.
+//!
+//! Flow sizes are in `flow_sizes/enterprise.txt` and `flow_sizes/datamining.txt`. Their first lines
+//! name their sources.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,19 +33,19 @@ use penstock_units::{BitsPerSecond, Nanos};
 
 use super::binder::FabricBinder;
 
-/// Servers of a rack, and slots of a server.
+/// Number of servers in a rack.
 pub const RACK: usize = 5;
-/// Slots of a server.
+/// VM slots of a server.
 pub const SLOTS: usize = 10;
-/// Every link's rate.
+/// Rate of every link.
 pub const GBIT: BitsPerSecond = BitsPerSecond(1_000_000_000);
-/// What a tenant has over the core.
+/// Guarantee of a tenant over the core.
 pub const GUARANTEE: BitsPerSecond = BitsPerSecond(94_000_000);
-/// Queues of a port.
+/// Queues of a port, including the shared queue.
 pub const QUEUES: u8 = 8;
-/// From a request to the first bit.
+/// Time from a request to the first bit.
 pub const LATENCY: Nanos = Nanos::from_micros(200);
-/// From the end of an interval to when its decision is in force.
+/// Time from the end of an interval until its decision takes effect.
 pub const DELAY: Nanos = Nanos::from_millis(100);
 /// Time between two samples.
 pub const SAMPLE: Nanos = Nanos::from_millis(100);
@@ -45,7 +53,7 @@ pub const SAMPLE: Nanos = Nanos::from_millis(100);
 const ENTERPRISE: &str = include_str!("flow_sizes/enterprise.txt");
 const DATAMINING: &str = include_str!("flow_sizes/datamining.txt");
 
-/// A workload: how long flows are.
+/// A workload, which defines the flow sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Workload {
     /// Enterprise: 157 KB on average.
@@ -55,10 +63,10 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Its table.
+    /// The workload's flow sizes.
     ///
     /// # Errors
-    /// When the table in this program is none.
+    /// The table in this program is invalid.
     pub fn sizes(self) -> anyhow::Result<Arc<SizeTable>> {
         let text = match self {
             Self::Enterprise => ENTERPRISE,
@@ -67,7 +75,7 @@ impl Workload {
         Ok(Arc::new(SizeTable::parse(text)?))
     }
 
-    /// Its name in series.
+    /// Name of the workload in series.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -77,13 +85,13 @@ impl Workload {
     }
 }
 
-/// Flows of 1 MB.
+/// A table in which every flow has 1 MB.
 #[must_use]
 pub fn megabytes() -> Arc<SizeTable> {
     Arc::new(SizeTable::fixed(1_000_000))
 }
 
-/// A tenant with its VMs on these servers, in both racks, and `core` between them.
+/// A tenant with VMs on these servers in both racks, and a guarantee of `core` between the racks.
 #[must_use]
 pub fn tenant(vms: Vec<usize>, core: BitsPerSecond) -> TenantSpec {
     let first = vms.iter().filter(|host| **host < RACK).count();
@@ -96,7 +104,7 @@ fn draw(rng: &mut Rng, below: usize) -> usize {
     usize::try_from(rng.below(below)).unwrap_or(0)
 }
 
-/// VMs of ten tenants, 2 to 20, that fit into the testbed.
+/// Draws the sizes of ten tenants, 2 to 20 VMs each, until they fit into the testbed.
 fn sizes(rng: &mut Rng) -> Vec<usize> {
     loop {
         let sizes: Vec<usize> = (0..10).map(|_| 2 + draw(rng, 19)).collect();
@@ -106,13 +114,13 @@ fn sizes(rng: &mut Rng) -> Vec<usize> {
     }
 }
 
-/// VMs of the tenants that [`tenants`] makes of the seed.
+/// Sizes of the tenants that [`tenants`] creates from the seed.
 #[must_use]
 pub fn tenant_sizes(seed: u64) -> Vec<usize> {
     sizes(&mut Rng::new(seed).fork(u64::MAX))
 }
 
-/// Ten tenants of 2 to 20 VMs that fit into the testbed, by the seed.
+/// Creates ten tenants of 2 to 20 VMs from the seed. They fit into the testbed.
 #[must_use]
 pub fn tenants(seed: u64) -> Vec<TenantSpec> {
     let mut rng = Rng::new(seed).fork(u64::MAX);
@@ -121,7 +129,7 @@ pub fn tenants(seed: u64) -> Vec<TenantSpec> {
     let mut tenants = Vec::new();
     for size in sizes {
         let room = |rack: usize| free[RACK * rack..][..RACK].iter().sum::<usize>();
-        // The odd VM goes where there is more room.
+        // An odd VM is in the rack with more room.
         let odd = size % 2 * usize::from(room(0) > room(1));
         let first = size / 2 + odd;
         let mut vms = Vec::new();
@@ -129,7 +137,8 @@ pub fn tenants(seed: u64) -> Vec<TenantSpec> {
             let rack = usize::from(vm >= first);
             let hosts = (RACK * rack..).take(RACK).filter(|host| free[*host] > 0);
             let hosts: Vec<usize> = hosts.collect();
-            // Never empty: half of all VMs fit into a rack, and the odd one where there is room.
+            // `hosts` is never empty. Half of all VMs fit into a rack, and the odd VM is where
+            // there is room.
             let Some(host) = hosts.get(draw(&mut rng, hosts.len())).copied() else { continue };
             free[host] -= 1;
             vms.push(host);
@@ -139,21 +148,21 @@ pub fn tenants(seed: u64) -> Vec<TenantSpec> {
     tenants
 }
 
-/// The VMs of a tenant on other servers than that of its VM `client`.
+/// VMs of a tenant on other servers than the server of its VM `client`.
 #[must_use]
 pub fn others(tenant: &TenantSpec, client: usize) -> Vec<usize> {
     let here = tenant.vms[client];
     (0..tenant.vms.len()).filter(|vm| tenant.vms[*vm] != here).collect()
 }
 
-/// Those of them in the other rack.
+/// VMs of a tenant in the other rack than its VM `client`.
 #[must_use]
 pub fn across(tenant: &TenantSpec, client: usize) -> Vec<usize> {
     let rack = |vm: usize| tenant.vms[vm] / RACK;
     (0..tenant.vms.len()).filter(|vm| rack(*vm) != rack(client)).collect()
 }
 
-/// The testbed without connections yet.
+/// The testbed without connections.
 #[must_use]
 pub fn spec(tenants: Vec<TenantSpec>, seed: u64) -> Spec {
     Spec {
@@ -166,10 +175,10 @@ pub fn spec(tenants: Vec<TenantSpec>, seed: u64) -> Spec {
     }
 }
 
-/// QShare with an interval; `shared`: whether rates are allocated in the shared queue.
+/// QShare with an interval. If `shared` is set, it allocates rates in the shared queue.
 ///
 /// # Errors
-/// Tenants that are not of this testbed.
+/// The tenants do not fit this testbed.
 pub fn qshare(tenants: &[TenantSpec], interval: Nanos, shared: bool) -> anyhow::Result<System> {
     let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: GBIT };
     let racks = [tier(u32::try_from(RACK)?), tier(2)];
@@ -188,10 +197,10 @@ pub fn qshare(tenants: &[TenantSpec], interval: Nanos, shared: bool) -> anyhow::
     }))
 }
 
-/// Does `run` with each of `cases` on all processors; results in the cases' order.
+/// Calls `run` with each of `cases` on all processors. Results are in the order of the cases.
 ///
 /// # Errors
-/// The first case's that failed.
+/// The error is that of the first case that failed.
 pub fn parallel<C: Sync, T: Send>(
     cases: &[C],
     run: impl Fn(&C) -> anyhow::Result<T> + Sync,

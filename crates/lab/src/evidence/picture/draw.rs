@@ -1,4 +1,4 @@
-//! A picture's layout, and its marks.
+//! Draws a picture: its layout and its marks.
 
 use super::scale::Scale;
 use super::svg::{Anchor, COLOURS, STYLE, Svg, escaped, width};
@@ -12,10 +12,10 @@ const LEGEND_ROW: f64 = 18.0;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = 14.0;
 const BELOW: f64 = 46.0;
-/// Widest bar.
+/// Width limit of a bar.
 const BAR_MAX: f64 = 56.0;
 
-/// Draws all of it.
+/// Draws the whole picture. If `alone` is set, the SVG includes its style sheet.
 pub(super) fn picture(picture: &Picture, id: &str, alone: bool) -> String {
     let columns = picture.panels.len().clamp(1, 2);
     let rows = picture.panels.len().div_ceil(columns).max(1);
@@ -43,7 +43,7 @@ pub(super) fn picture(picture: &Picture, id: &str, alone: bool) -> String {
     svg.0
 }
 
-/// Where each entry of the legend stands (column offset, row), and the number of rows.
+/// Position of each entry in the legend (column offset, row), and the number of rows.
 fn legend(panel: &Panel) -> (Vec<Option<(f64, usize)>>, usize) {
     let (mut x, mut row, mut any) = (0.0, 0, false);
     let room = PANEL.0 - LEFT - RIGHT;
@@ -64,7 +64,7 @@ fn legend(panel: &Panel) -> (Vec<Option<(f64, usize)>>, usize) {
     (places, if any { row + 1 } else { 0 })
 }
 
-/// A panel with its axes settled.
+/// A panel with known axes.
 struct Frame<'a> {
     panel: &'a Panel,
     at: (f64, f64),
@@ -125,7 +125,7 @@ impl<'a> Frame<'a> {
             if self.panel.x.names.is_empty() {
                 svg.line("pk-grid", (x, self.top), (x, self.bottom));
             }
-            // Names that do not fit beside each other stand in two rows.
+            // Names that do not fit beside each other alternate between two rows.
             let lower = if crowded && i % 2 == 1 { 12.0 } else { 0.0 };
             svg.text("pk-dim", (x, self.bottom + 16.0 + lower), Anchor::Middle, text);
         }
@@ -160,7 +160,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// What lies below everything else.
+    /// Draws the part of a mark that is below all others.
     fn under(&self, svg: &mut Svg, mark: &Mark) {
         let Shape::Band(low, high) = mark.shape else { return };
         let edge = |value: f64, end: f64| self.y.place(value).unwrap_or(end);
@@ -197,7 +197,8 @@ impl<'a> Frame<'a> {
             let Shape::Upright(value) = mark.shape else { continue };
             let Some(x) = self.x.place(value) else { continue };
             svg.line("pk-event", (x, self.top), (x, self.bottom));
-            // On the side where there is room, each a line lower than the one before.
+            // A label is on the side with more room. Each label is one line lower than the previous
+            // one.
             let late = x + width(&mark.label) + 6.0 > self.right;
             let (x, anchor) = if late { (x - 4.0, Anchor::End) } else { (x + 4.0, Anchor::Start) };
             svg.text("pk-dim", (x, self.top + 12.0 + row), anchor, &mark.label);
@@ -219,14 +220,14 @@ impl<'a> Frame<'a> {
                     }
                     piece.push(at);
                 }
-                // A gap, not a guess.
+                // A missing value leaves a gap in the line.
                 None => svg.path(class, &std::mem::take(&mut piece)),
             }
         }
         svg.path(class, &piece);
     }
 
-    /// How wide what stands at one place may be: of `groups` side by side, each.
+    /// Width limit of each of `groups` marks side by side at one position.
     fn slot(&self, places: impl Iterator<Item = f64>, groups: usize) -> f64 {
         let mut at: Vec<f64> = places.filter_map(|x| self.x.place(x)).collect();
         at.sort_by(f64::total_cmp);
@@ -295,7 +296,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// What stands at `x` so far; `value` stands on it from here on.
+/// Adds `value` to the stack at `x`, and returns the stack's previous height.
 fn stack_on(below: &mut Vec<(f64, f64)>, x: f64, value: f64) -> Option<f64> {
     let value = if value.is_finite() { value } else { 0.0 };
     match below.iter_mut().find(|b| (b.0 - x).abs() < 1e-9) {

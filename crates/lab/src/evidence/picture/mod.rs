@@ -1,24 +1,32 @@
 //! Pictures of figures, as SVG.
 //!
-//! **Problem.** A figure is looked at more often than its JSON is read, in a terminal's image
-//! viewer, on a page in light or dark, on paper. **Rule.** A [`Picture`] is plain data, panels of
-//! marks over two axes; [`Picture::svg`] draws it. Colours are classes of one style sheet with a
-//! light and a dark half, so that a page may hold many pictures and follow its reader. What was
-//! published is drawn in the ink's own colour and dashed, or as hollow diamonds: never like
-//! something that was measured.
+//! # Problem
 //!
-//! **Why not a crate.** `plotters`, the best kept one with an SVG back end, writes each colour into
-//! each element, which is unreadable in one of the two halves, and has no stacked or grouped bars
-//! and boxes that share an axis; what is needed is these few hundred lines.
+//! People look at a figure more often than they read its JSON. They use a terminal's image viewer,
+//! a page in light or dark mode, or paper.
 //!
-//! | Mark | For |
+//! # Approach
+//!
+//! A [`Picture`] is plain data: panels of marks over two axes. [`Picture::svg`] draws it. Colours
+//! are classes of one style sheet with a light and a dark half. A page may thus hold many pictures
+//! and follow its reader's setting. Published values use the ink's own colour, and are dashed or
+//! hollow diamonds. They never look like measured values.
+//!
+//! | Mark | Used for |
 //! |---|---|
-//! | [`Panel::line`], [`Panel::steps`] | something over time; distributions ([`super::stats`]) |
+//! | [`Panel::line`], [`Panel::steps`] | values over time; distributions ([`super::stats`]) |
 //! | [`Panel::points`] | single measurements |
-//! | [`Panel::bars`], [`Panel::stack`] | things side by side; parts of a whole |
+//! | [`Panel::bars`], [`Panel::stack`] | values side by side; parts of a whole |
 //! | [`Panel::boxes`] | minimum, quartiles and maximum ([`super::stats`]) |
-//! | [`Panel::published`], [`Panel::published_points`] | what the paper prints |
+//! | [`Panel::published`], [`Panel::published_points`] | values that the paper prints |
 //! | [`Panel::event`], [`Panel::band`] | a moment; a range of values |
+//!
+//! # Departures
+//!
+//! This module replaces a crate. `plotters` is the best maintained crate with an SVG back end. It
+//! writes each colour into each element, so a picture is unreadable in one of the two modes. It
+//! also has no stacked or grouped bars and boxes that share an axis. The lab needs only these few
+//! hundred lines.
 
 mod draw;
 mod scale;
@@ -45,7 +53,7 @@ pub struct Panel {
     marks: Vec<Mark>,
 }
 
-/// An axis: its label with the unit, and how values lie on it.
+/// An axis: its label with the unit, and its mapping of values to positions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
     label: String,
@@ -58,7 +66,7 @@ pub struct Axis {
 #[derive(Debug, Clone, PartialEq)]
 struct Mark {
     label: String,
-    /// Number of its colour; `None`: the ink's.
+    /// Index of the mark's colour. `None` means the ink's colour.
     colour: Option<usize>,
     shape: Shape,
 }
@@ -76,19 +84,19 @@ enum Shape {
 }
 
 impl Axis {
-    /// Values lie as they are; the axis begins at 0 if none lies below.
+    /// A linear axis. It begins at 0 if no value is below 0.
     #[must_use]
     pub fn linear(label: impl Into<String>) -> Self {
         Self { label: label.into(), log: false, from: None, to: None, names: Vec::new() }
     }
 
-    /// Equal ratios are equal distances; values that are not above 0 are left out.
+    /// A logarithmic axis. It omits values that are not above 0.
     #[must_use]
     pub fn log(label: impl Into<String>) -> Self {
         Self { log: true, ..Self::linear(label) }
     }
 
-    /// Things with names, at 0, 1, 2 and so on.
+    /// An axis with named positions 0, 1, 2 and so on.
     #[must_use]
     pub fn named<N: Into<String>>(
         label: impl Into<String>,
@@ -97,14 +105,14 @@ impl Axis {
         Self { names: names.into_iter().map(Into::into).collect(), ..Self::linear(label) }
     }
 
-    /// It begins here.
+    /// Sets the start of the axis.
     #[must_use]
     pub fn from(mut self, value: f64) -> Self {
         self.from = Some(value);
         self
     }
 
-    /// It ends here.
+    /// Sets the end of the axis.
     #[must_use]
     pub fn to(mut self, value: f64) -> Self {
         self.to = Some(value);
@@ -113,33 +121,32 @@ impl Axis {
 }
 
 impl Picture {
-    /// A picture without panels yet.
+    /// Creates a picture without panels.
     #[must_use]
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), panels: Vec::new() }
     }
 
-    /// The same with a word behind the title.
+    /// Adds a word in parentheses after the title.
     #[must_use]
     pub fn noted(mut self, word: &str) -> Self {
         self.title = format!("{} ({word})", self.title);
         self
     }
 
-    /// Adds a panel.
     #[must_use]
     pub fn panel(mut self, panel: Panel) -> Self {
         self.panels.push(panel);
         self
     }
 
-    /// The SVG as a file of its own, with its style sheet.
+    /// The SVG as a separate file, with its style sheet.
     #[must_use]
     pub fn svg(&self) -> String {
         draw::picture(self, "p", true)
     }
 
-    /// The SVG as a part of a page that has [`style`]; `id` is unique on the page.
+    /// The SVG as part of a page that includes [`style`]. `id` must be unique on the page.
     #[must_use]
     pub fn inline_svg(&self, id: &str) -> String {
         draw::picture(self, id, false)
@@ -153,7 +160,7 @@ pub fn style() -> &'static str {
 }
 
 impl Panel {
-    /// A panel without marks yet.
+    /// Creates a panel without marks.
     #[must_use]
     pub fn new(title: impl Into<String>, x: Axis, y: Axis) -> Self {
         Self { title: title.into(), x, y, marks: Vec::new() }
@@ -170,7 +177,7 @@ impl Panel {
         self
     }
 
-    /// Values joined by a line; a gap where one is no number.
+    /// Joins values by a line. The line has a gap where a value is NaN.
     #[must_use]
     pub fn line(
         self,
@@ -181,13 +188,13 @@ impl Panel {
         self.mark(label, Shape::Line { points, steps: false, thin: false })
     }
 
-    /// A series as a line.
+    /// Draws a series as a line.
     #[must_use]
     pub fn series(self, label: impl Into<String>, series: &Series) -> Self {
         self.line(label, points(series))
     }
 
-    /// Values that stay until the next.
+    /// Draws steps. Each value lasts until the next.
     #[must_use]
     pub fn steps(
         self,
@@ -198,7 +205,7 @@ impl Panel {
         self.mark(label, Shape::Line { points, steps: true, thin: false })
     }
 
-    /// Values joined by a thin dashed line: what is beside the point, in the colour of its turn.
+    /// Joins values by a thin dashed line in the next colour, for secondary data.
     #[must_use]
     pub fn thin_line(
         self,
@@ -209,7 +216,7 @@ impl Panel {
         self.mark(label, Shape::Line { points, steps: false, thin: true })
     }
 
-    /// Values by themselves.
+    /// Draws single values.
     #[must_use]
     pub fn points(
         self,
@@ -219,7 +226,7 @@ impl Panel {
         self.mark(label, Shape::Points(points.into_iter().collect()))
     }
 
-    /// Bars; those of several calls at one place stand side by side.
+    /// Draws bars. Bars of several calls at one position are side by side.
     #[must_use]
     pub fn bars(
         self,
@@ -229,7 +236,7 @@ impl Panel {
         self.mark(label, Shape::Bars { points: points.into_iter().collect(), stacked: false })
     }
 
-    /// Bars of which each call's stand on those of the call before.
+    /// Draws stacked bars. Each call's bars are on top of the previous call's.
     #[must_use]
     pub fn stack(
         self,
@@ -239,8 +246,8 @@ impl Panel {
         self.mark(label, Shape::Bars { points: points.into_iter().collect(), stacked: true })
     }
 
-    /// Boxes from the lower to the upper quartile with the median in them, and whiskers to the
-    /// ends; those of several calls at one place stand side by side.
+    /// Draws boxes from the lower to the upper quartile, with the median inside and whiskers to the
+    /// ends. Boxes of several calls at one position are side by side.
     #[must_use]
     pub fn boxes(
         self,
@@ -250,13 +257,13 @@ impl Panel {
         self.mark(label, Shape::Boxes(boxes.into_iter().collect()))
     }
 
-    /// A published value, as a level through the whole panel.
+    /// Draws a published value as a level across the whole panel.
     #[must_use]
     pub fn published(self, label: impl Into<String>, value: f64) -> Self {
         self.mark(label, Shape::Level(value))
     }
 
-    /// Published values.
+    /// Draws published values as diamonds.
     #[must_use]
     pub fn published_points(
         self,
@@ -266,19 +273,19 @@ impl Panel {
         self.mark(label, Shape::Diamonds(points.into_iter().collect()))
     }
 
-    /// Something that happens at `x`.
+    /// Marks an event at `x`.
     #[must_use]
     pub fn event(self, label: impl Into<String>, x: f64) -> Self {
         self.mark(label, Shape::Upright(x))
     }
 
-    /// The range of values that a claim allows.
+    /// Draws the range of values that a claim allows.
     #[must_use]
     pub fn band(self, label: impl Into<String>, low: f64, high: f64) -> Self {
         self.mark(label, Shape::Band(low, high))
     }
 
-    /// Gives the last mark the colour of number `colour` instead of that of its turn.
+    /// Gives the last mark the colour with index `colour`, instead of the next colour.
     #[must_use]
     pub fn coloured(mut self, colour: usize) -> Self {
         if let Some(mark) = self.marks.last_mut() {
@@ -288,7 +295,7 @@ impl Panel {
     }
 }
 
-/// The points of a series.
+/// The points of a series: (x, y).
 pub fn points(series: &Series) -> impl Iterator<Item = (f64, f64)> + '_ {
     series.x.iter().copied().zip(series.y.iter().copied())
 }

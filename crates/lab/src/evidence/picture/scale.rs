@@ -1,8 +1,8 @@
-//! Values to places on an axis, and the ticks in between.
+//! Converts values to positions on an axis, and computes the axis's ticks.
 
 use super::{Axis, count};
 
-/// An axis with its ends settled, from place `at.0` to place `at.1`.
+/// An axis with known ends. It extends from position `at.0` to position `at.1`.
 #[derive(Debug, Clone)]
 pub(super) struct Scale {
     log: bool,
@@ -11,11 +11,11 @@ pub(super) struct Scale {
     at: (f64, f64),
 }
 
-/// A tick and what is written there.
+/// Value and label of a tick.
 pub(super) type Tick = (f64, String);
 
 impl Scale {
-    /// The scale of `axis` for `values`, of which some may be no number.
+    /// The scale of `axis` for `values`. Some values may be NaN.
     pub fn new(axis: &Axis, values: impl Iterator<Item = f64>, at: (f64, f64)) -> Self {
         let usable = |v: &f64| v.is_finite() && (!axis.log || *v > 0.0);
         let (mut low, mut high) = values
@@ -31,7 +31,7 @@ impl Scale {
             high = 10_f64.powf((high * 0.9999).log10().ceil());
         } else {
             low = low.min(0.0);
-            // A step of air above, to the next half tick.
+            // Leaves space above the values, up to the next half step.
             let step = nice_step(high - low) / 2.0;
             high = (high / step * 0.999).ceil() * step;
             if low < 0.0 {
@@ -46,7 +46,7 @@ impl Scale {
         Self { log: axis.log, from, to, at }
     }
 
-    /// Where `value` lies; `None` if nowhere.
+    /// Position of `value`. `None` if the value has no position near the axis.
     pub fn place(&self, value: f64) -> Option<f64> {
         let share = if self.log {
             (value.ln() - self.from.ln()) / (self.to.ln() - self.from.ln())
@@ -54,21 +54,20 @@ impl Scale {
             (value - self.from) / (self.to - self.from)
         };
         let place = self.at.0 + share * (self.at.1 - self.at.0);
-        // Far outside it is clipped anyway, and must not become a number of twenty digits.
+        // Values far outside are clipped anyway. They must not become numbers of twenty digits.
         (place.is_finite() && (-20.0..=20.0).contains(&share)).then_some(place)
     }
 
-    /// Where bars begin: at 0, or at the axis' end where 0 is not on it.
+    /// Value at which bars begin: 0, or the nearest end of the axis if the axis does not contain 0.
     pub fn base(&self) -> f64 {
         if self.log { self.from } else { 0.0_f64.clamp(self.from, self.to) }
     }
 
-    /// The distance of two values that differ by 1.
+    /// Distance between two values that differ by 1.
     pub fn unit(&self) -> f64 {
         ((self.at.1 - self.at.0) / (self.to - self.from)).abs()
     }
 
-    /// The ticks.
     pub fn ticks(&self, axis: &Axis) -> Vec<Tick> {
         if !axis.names.is_empty() {
             return axis.names.iter().enumerate().map(|(i, n)| (count(i), n.clone())).collect();
@@ -91,7 +90,7 @@ impl Scale {
     fn log_ticks(&self) -> Vec<Tick> {
         let decades = (self.to / self.from).log10();
         let mantissas: &[f64] = if decades < 2.5 { &[1.0, 2.0, 5.0] } else { &[1.0] };
-        // Of many decades not all are written.
+        // With many decades, only every second one has a label.
         let every = if decades > 8.0 { 2 } else { 1 };
         let mut ticks = Vec::new();
         let mut power = 10_f64.powf(self.from.log10().floor());
@@ -110,7 +109,7 @@ impl Scale {
     }
 }
 
-/// A step of 1, 2 or 5 times a power of ten, of which five or so fill `range`.
+/// A step of 1, 2 or 5 times a power of ten. About five steps fill `range`.
 fn nice_step(range: f64) -> f64 {
     let raw = (range / 5.0).max(f64::MIN_POSITIVE);
     let power = 10_f64.powf(raw.log10().floor());
@@ -123,7 +122,7 @@ fn nice_step(range: f64) -> f64 {
     step * power
 }
 
-/// A tick's value with as many digits as `step` needs; large ones in k, M, G.
+/// Formats a tick's value with as many digits as `step` needs. Large values use k, M and G.
 fn text(value: f64, step: f64) -> String {
     let (value, step, unit) = match value.abs().max(step.abs()) {
         v if v >= 1e9 => (value / 1e9, step / 1e9, "G"),

@@ -1,9 +1,9 @@
-//! Elements of SVG as text.
+//! Writes elements of SVG as text.
 
 use std::fmt::Write as _;
 
-/// Colours of a picture by class: light, and dark where the reader prefers it. The series' colours
-/// are those of Okabe and Ito, told apart also by the colour-blind.
+/// Colours of a picture by class: light, or dark if the reader prefers dark. The series' colours
+/// are those of Okabe and Ito, which colour-blind readers can also distinguish.
 pub(super) const STYLE: &str = "
 .pk{font-family:system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif;font-size:12px}
 .pk-bg{fill:#ffffff}.pk-ink{fill:#1f2328}.pk-dim{fill:#57606a}
@@ -31,14 +31,14 @@ pub(super) const STYLE: &str = "
 .pk-s6{stroke:#bc8cff}.pk-f6{fill:#bc8cff}.pk-s7{stroke:#8b949e}.pk-f7{fill:#8b949e}}
 ";
 
-/// How many colours there are for series.
+/// Number of colours for series.
 pub(super) const COLOURS: usize = 8;
 
-/// Text that is written.
+/// An SVG document as text.
 #[derive(Debug, Default)]
 pub(super) struct Svg(pub String);
 
-/// Where a text stands to its place.
+/// Alignment of a text relative to its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Anchor {
     Start,
@@ -47,9 +47,9 @@ pub(super) enum Anchor {
 }
 
 impl Svg {
-    /// Writes an element with attributes; what it is made of is ours and needs no escape.
+    /// Writes an element with attributes. The lab creates all of its text, so it needs no escape.
     pub fn element(&mut self, text: std::fmt::Arguments<'_>) {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.0, "{text}");
     }
 
@@ -106,7 +106,7 @@ impl Svg {
         ));
     }
 
-    /// Text from below upwards, its middle at the place.
+    /// Writes text that runs upwards and is centred at the position.
     pub fn upright_text(&mut self, class: &str, (x, y): (f64, f64), text: &str) {
         let text = escaped(text);
         self.element(format_args!(
@@ -116,7 +116,7 @@ impl Svg {
     }
 }
 
-/// Text as it may stand in an element or attribute of XML or HTML.
+/// Escapes text for an element or attribute of XML or HTML.
 #[must_use]
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -127,7 +127,7 @@ pub(crate) fn escaped(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            // Control characters have no place in XML.
+            // XML allows no control characters.
             c if c.is_control() => out.push(' '),
             c => out.push(c),
         }
@@ -135,7 +135,7 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// About how wide `text` is at 12 px: no font is at hand to ask.
+/// Estimated width of `text` at 12 px, because no font is available.
 pub(super) fn width(text: &str) -> f64 {
     let narrow = |c: char| "iljt.,:;'|()[] 1fr".contains(c);
     text.chars().map(|c| if narrow(c) { 4.6 } else { 7.2 }).sum()

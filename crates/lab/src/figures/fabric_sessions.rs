@@ -52,8 +52,8 @@ pub(super) struct Sessions {
     pub(super) all_there_s: f64,
     /// Seconds of the interval that sends all of the agents their state.
     pub(super) told_s: f64,
-    /// For each further interval: its seconds, the CPU seconds of the controller's thread, and the
-    /// hosts heard in per cent. The last two values are of all hosts and of those over gRPC.
+    /// For each further interval: its seconds, the CPU seconds of the controller's thread, and two
+    /// shares of hosts heard in per cent: of all hosts, and of those over gRPC.
     pub(super) intervals: Vec<(f64, f64, f64, f64)>,
     /// Elements that did not apply their plan.
     pub(super) failed: usize,

@@ -213,8 +213,7 @@ impl Bed {
         self.registry.connected_count()
     }
 
-    /// Switches some tenants between active and idle. Every host still simulated reports one
-    /// second.
+    /// Switches some tenants between active and idle. Every simulated host reports one second.
     pub(super) fn report(&mut self, rng: &mut Rng) -> anyhow::Result<()> {
         self.reports += 1;
         for tenant in &self.tenants {

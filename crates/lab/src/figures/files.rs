@@ -52,8 +52,8 @@ impl Results {
 }
 
 /// Writes the runs of one experiment and mode into `dir` and returns the files. They are
-/// NAME-MODE.json, the first run's picture, its series as CSV and, if it has one, its story as
-/// text.
+/// NAME-MODE.json, and of the first run its picture, its series as CSV and, if there is one, its
+/// story as text.
 ///
 /// # Errors
 /// If the directory or a file cannot be written.

@@ -70,7 +70,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const STAGES: [&str; 3] = ["ingress", "classification", "egress"];
 /// Frames a second of panels (b) and (c).
 const RATE: f64 = paper::RATE;
-/// Time of one load's measurement. Stages need more because they see one batch in 64.
+/// Time for one load: of the stages, which see one batch in 64, and of all batches.
 const STAGES_FOR: Nanos = Nanos::from_secs(2);
 const CHARGED_FOR: Nanos = Nanos::from_millis(500);
 

@@ -1,29 +1,42 @@
-//! C2QoS, Fig. 1: what limits in bits and in frames a second do not see.
+//! C2QoS, Fig. 1: limits in bits or in frames a second miss changes in a frame's cost.
 //!
-//! **Problem.** VM1 changes what it sends, within its limit, and VM2 loses bandwidth. **Source.**
-//! C2QoS §II-B: two VMs, one I/O core, 2 + 8 Gbit/s of 512 B, then VM1 sends 64 B (`bps`); 0.6 +
-//! 2.4 M
-//! frames/s of one flow, then VM1 sends many flows (`pps`). 10 s before the event, 10 s after.
+//! # Problem
 //!
-//! **How it is read.** "They behave well", and "their bandwidths are precisely limited": both send
-//! what they bought, evenly; in the second phase VM1 goes on to ask for its 2 Gbit/s ("in order to
-//! achieve the same throughput"). Senders at their maximum are not meant: what a limiter drops has
-//! cost its ingress, and VM2 would not have had its 8 Gbit/s in the first place.
+//! VM1 changes what it sends, within its limit, and VM2 loses bandwidth.
 //!
-//! 2 + 8 Gbit/s are all of the link, so they are counted as the link counts them, with preambles
-//! and gaps; bandwidths shown are of frames alone.
+//! # Source
 //!
-//! **The size of (c), (d)** is not printed. 3.0 M frames/s of 64 B leave a tenth of our core idle,
-//! more than VM1's look-ups take: nobody would lose. That the paper's VM2 loses at once says that
-//! its core was sold out. [`SOLD_OUT`] is the largest size at which the table forwards what was
-//! sold (99.5 % of the core); so VM2 pays for every look-up, and for nothing else.
+//! C2QoS §II-B: two VMs share one I/O core. Each run has 10 s before an event and 10 s after it.
 //!
-//! **Calibrated.** That size, and the factor 2.67 of [`super::paper_platform`], were chosen by what
-//! VM2 loses in (c). Beside it stand (c) with a factor of 1.67, with 64 B frames, and with both
-//! (`pps_victim_delta_pct_…`); these have no band. The bits of (a) need neither number.
+//! - `bps`: the VMs bought 2 and 8 Gbit/s and send 512 B frames; then VM1 sends 64 B frames.
+//! - `pps`: the VMs bought 0.6 and 2.4 M frames/s and send one flow; then VM1 sends many flows.
 //!
-//! **With C2QoS** both have what they bought in cycles (strict, one class), by a model with errors
-//! that learns; the events are the same.
+//! # Approach
+//!
+//! The paper says that the VMs "behave well" and that "their bandwidths are precisely limited". So
+//! both VMs send what they bought, evenly paced. After the size event VM1 still offers its 2 Gbit/s
+//! ("in order to achieve the same throughput"). The paper cannot mean senders at their maximum. A
+//! frame that a limiter drops has already cost its ingress, so VM2 would never have had its 8
+//! Gbit/s.
+//!
+//! 2 + 8 Gbit/s fill the link. They are therefore counted as the link counts them, with preambles
+//! and gaps. The bandwidths shown count frames alone.
+//!
+//! With C2QoS, both VMs have what they bought in cycles (strict, one class). The cost model has
+//! errors and learns; the events are the same.
+//!
+//! # Frame size of (c) and (d)
+//!
+//! The paper does not print this size. 3.0 M frames/s of 64 B leave a tenth of our core idle. That
+//! is more than VM1's look-ups take, so nobody would lose. The paper's VM2 loses at once, so its
+//! core was sold out. [`SOLD_OUT`] is the largest size at which the table forwards what was sold
+//! (99.5 % of the core). At that size VM2 pays for every look-up, and for nothing else.
+//!
+//! # Calibration
+//!
+//! That size and the factor 2.67 of [`super::paper_platform`] were chosen by what VM2 loses in (c).
+//! The record also shows (c) with a factor of 1.67, with 64 B frames, and with both
+//! (`pps_victim_delta_pct_…`). These claims have no band. The bits of (a) need neither number.
 
 use penstock_sim::testbed::Traffic;
 use penstock_units::Nanos;
@@ -46,9 +59,10 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Bytes of a frame in (c) and (d).
 const SOLD_OUT: u16 = 228;
+/// Time from the start of the figure to VM1's change.
 const EVENT: Nanos = Nanos::from_secs(10);
 
-/// By how much VM2's M frames/s change, in per cent.
+/// Returns the change of VM2's frame rate in per cent.
 fn run(
     ctx: &Context<'_>,
     scenario: Scenario<'_>,
@@ -71,7 +85,7 @@ fn pace(sold: &Sold) -> penstock_sim::testbed::Pace {
     penstock_sim::testbed::Pace::FramesPerSecond(sold.frames())
 }
 
-/// Part of a link's bits that are frames of so many bytes.
+/// Share of a link's bits that belong to frames if each frame has `size` bytes.
 fn payload(size: u16) -> f64 {
     f64::from(size) / (f64::from(size) + 20.0)
 }
@@ -92,7 +106,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let frames = [mpps(0.6, SOLD_OUT)?, mpps(2.4, SOLD_OUT)?];
     let size = (
         Traffic::paced(512, bits[0].frames()),
-        // The same bits on the wire.
+        // This rate takes the same bits on the wire.
         Traffic::paced(64, 2e9 * payload(64) / 512.0),
     );
     let flows = flow_event(SOLD_OUT, &frames);
@@ -127,13 +141,13 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// VM1's frames before and after it sends many flows.
+/// VM1's traffic before and after it sends many flows.
 fn flow_event(size: u16, sold: &[Sold; 2]) -> (Traffic, Traffic) {
     let single = Traffic::paced(size.into(), sold[0].frames());
     (single.clone(), single.with_many_flows())
 }
 
-/// (c) with what was not chosen.
+/// Runs (c) with the size and the factor that were not chosen.
 fn other_readings(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let (as_read, factor) = (paper::CLASSIFICATION_MULTIPLE, paper::CLASSIFICATION_IF_A_FACTOR);
     for (done, (name, id, size, many_flows)) in (4_u32..).zip([

@@ -1,28 +1,43 @@
 //! C2QoS, Fig. 10: four VMs, of which three turn noisy.
 //!
-//! **Problem.** VM1 keeps to its profile; its neighbours take to 64 B frames. **Source.** C2QoS
-//! §VI-A:
-//! one I/O core, VMs on node 1 (factor 1.4 × 1.14), sold 4, 4, 1, 1 Gbit/s in 1024 B frames of one
-//! flow: 36, 36, 9, 9 % of the core. Three phases of 10 s: VM1 and VM3 send 1024 B; then VM2 and
-//! VM4 64 B beside them; then VM3 64 B too. All send at their maximum.
+//! # Problem
 //!
-//! **How it is read.** "At the maximum" is a ring that is always full. Under `bps` what is above
-//! the
-//! limit is taken from the ring, costs its ingress, and is dropped: that is why VM3, whose limit is
-//! low, costs as much as VM2, and why VM1 gains when VM3's frames shrink (the text's "interesting
-//! thing"). It follows from the table that VM2 and VM4 take 20 % of the core each, as printed.
+//! VM1 keeps to its profile while its neighbours change to 64 B frames.
 //!
-//! **Latency** (Fig. 10 (g)): `qperf` beside VM1's own traffic, in the 20 s in which the others are
-//! noisy; VM1 sends [`OWN`] of what it bought, so that with the probe it keeps within it. A VM that
-//! had no traffic of its own would never wait more than one round of three batches, far from the
-//! "more than 1 ms" that is printed: what makes VM1 wait under `bps` is its own ring, filled
-//! because
-//! the core gives it less than it bought. Native is VM1 alone on the switch. What is added is
-//! compared by the means of the two phases. Cycles are strict: with idle cycles for all, VM3 fills
-//! the *link* in the first phase, and the latency of a full link is no matter of this figure.
+//! # Source
 //!
-//! **Departures.** Under `cycles-minmax` the first phase's 11.1 Gbit/s worth of cycles meet a link
-//! of 10; the paper's TCP senders stayed at 6.3 and 2.1.
+//! C2QoS §VI-A: one I/O core, with the VMs on node 1 (factor 1.4 × 1.14). The VMs bought 4, 4, 1
+//! and 1 Gbit/s in 1024 B frames of one flow: 36, 36, 9 and 9 % of the core. There are three phases
+//! of 10 s, and all VMs that send do so at their maximum:
+//!
+//! 1. VM1 and VM3 send 1024 B.
+//! 2. VM2 and VM4 also send, 64 B.
+//! 3. VM3 changes to 64 B too.
+//!
+//! # Approach
+//!
+//! "At the maximum" is a ring that is always full. Under `bps`, the switch takes frames above the
+//! limit from the ring, pays for their ingress, and drops them. That is why VM3, which has a low
+//! limit, costs as much as VM2. It is also why VM1 gains when VM3's frames shrink (the text's
+//! "interesting thing"). From the table it follows that VM2 and VM4 take 20 % of the core each, as
+//! printed.
+//!
+//! # Latency
+//!
+//! Fig. 10 (g) runs `qperf` beside VM1's own traffic in the 20 s in which the other VMs are noisy.
+//! VM1 sends [`OWN`] of what it bought, so that it stays within its purchase with the probe. A VM
+//! without traffic of its own would never wait more than one round of three batches. That is far
+//! from the printed "more than 1 ms". Under `bps`, VM1 waits in its own ring, which fills because
+//! the core gives VM1 less than it bought.
+//!
+//! Native is VM1 alone on the switch. The added latency is compared by the means of the two phases.
+//! Cycles are strict: if all VMs had idle cycles, VM3 would fill the *link* in the first phase.
+//! This figure does not cover the latency of a full link.
+//!
+//! # Departures
+//!
+//! Under `cycles-minmax` the first phase's cycles are worth 11.1 Gbit/s on a link of 10. The
+//! paper's TCP senders stayed at 6.3 and 2.1.
 
 use penstock_sim::testbed::{Probe, Traffic};
 use penstock_units::Nanos;
@@ -43,11 +58,11 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Part of what VM1 bought that it sends beside the probe.
+/// Share of its purchase that VM1 sends beside the probe.
 const OWN: f64 = 0.97;
 const PHASE: Nanos = Nanos::from_secs(10);
 
-/// When a phase begins, from 0.
+/// Start of a phase. Phases count from 0.
 fn start(ctx: &Context<'_>, phase: u64) -> Nanos {
     WARM_UP + Nanos(phase * ctx.scaled(PHASE).0)
 }
@@ -99,7 +114,7 @@ fn bandwidth_claims(outcome: &mut Outcome, vm1: &[[f64; 3]]) {
             .within(-25.0, -5.0)
             .measured(delta_pct(bps[0], bps[1])),
     );
-    // The one that is furthest from 4.
+    // The share furthest from 4 is reported.
     let off = |gbps: &f64| (gbps - 4.0).abs();
     let worst = strict.iter().copied().max_by(|a, b| off(a).total_cmp(&off(b)));
     outcome.claim(
@@ -122,7 +137,7 @@ fn bandwidth_claims(outcome: &mut Outcome, vm1: &[[f64; 3]]) {
     );
 }
 
-/// VM1's mean latency while the others are noisy, in microseconds.
+/// VM1's mean latency while the other VMs are noisy, in microseconds.
 fn latency(
     ctx: &Context<'_>,
     sold: &[Sold],

@@ -1,30 +1,46 @@
 //! C2QoS, Fig. 11: how exactly VMs get what they bought, and what classes are worth.
 //!
-//! **Problem.** Cycles are only as good as the model that sells them. **Source.** C2QoS §VI-B: (a)
-//! mixed
-//! sizes around the declared mean, -2 to 3 %; (b) 1 to 16 VMs on every node, -2 to 4 % on one I/O
-//! core, -3 to 6 % on two; (c) latency of 16 VMs in 4 classes that all send.
+//! # Problem
 //!
-//! **How it is read.** All send at their maximum, so what gets through is what their (strict)
-//! entitlements are worth. (a) Four VMs that declared 512 B send 512 B, 448 and 576, 256 and 768,
-//! 64 and 960. (b) Each VM has its own size, 64 to 1024 B; together they bought 90 % of the cores.
-//! Before learning: the first 100 ms, on what the model sold, whose cells are up to 10 % wrong.
-//! After: [`LENGTH`] behind the warm-up. The deviation claimed is the one furthest from 0 of all
+//! Cycles are only as good as the model that sells them.
+//!
+//! # Source
+//!
+//! C2QoS §VI-B:
+//!
+//! - (a) sizes mixed around the declared mean: deviations of -2 to 3 %.
+//! - (b) 1 to 16 VMs on every node: -2 to 4 % on one I/O core, -3 to 6 % on two.
+//! - (c) latency of 16 VMs in 4 classes that all send.
+//!
+//! # Approach: deviations
+//!
+//! In (a) and (b) all VMs send at their maximum, so their throughput shows what their strict
+//! entitlements are worth.
+//!
+//! (a) Four VMs declared 512 B. They send 512 B, 448 and 576, 256 and 768, 64 and 960. (b) Each VM
+//! has its own size, 64 to 1024 B. Together the VMs bought 90 % of the cores.
+//!
+//! "Before learning" is the first 100 ms, on what the model sold; its cells are up to 10 % wrong.
+//! "After" is [`LENGTH`] behind the warm-up. The claim is the deviation furthest from 0 among all
 //! VMs and deployments.
 //!
-//! (c) 16 VMs, four in each of the classes 1 to 4, bought 90 % of the core in 512 B frames and
-//! send 92 to 97 % of it in bursts of a batch, each with a period of its own; small frames, counted
-//! in, put into their rings at random times are timed from there to the link. While the model
-//! learns, before, all send at their maximum. A VM that sends more than it bought waits for cycles,
-//! in a ring that is always full, whatever its class: that is not shown.
+//! # Approach: latency
 //!
-//! (d) The same in bursts that are nearly as large as what a bucket lets pass at once: the worst
-//! that a VM within what it bought may do to others. `classes_over_bound` holds p99.9 of (c) and
-//! (d) against the bound that `penstock explain` computes, by the same function, from what the
-//! seller knows. How near it is can be said only of (d): in (c) the bound allows for bursts six
-//! times as large as those that are sent. The way over the link is in what is measured and not in
-//! the bound. The uplink is of the last class; it has no bucket, so before others it would leave
-//! them no bound.
+//! (c) 16 VMs, four in each of the classes 1 to 4, bought 90 % of the core in 512 B frames. Each VM
+//! sends 92 to 97 % of its purchase in bursts of a batch, with its own period. Small frames enter
+//! the rings at random times and are timed from there to the link. They count as part of what the
+//! VM sends. While the model learns, before the measurement, all VMs send at their maximum. A VM
+//! that sends more than it bought waits for cycles in a full ring, whatever its class. The figure
+//! does not show that case.
+//!
+//! (d) The same load in bursts nearly as large as a bucket lets pass at once. This is the worst
+//! that a VM may do to others within its purchase.
+//!
+//! `classes_over_bound` compares p99.9 of (c) and (d) with the bound that `penstock explain`
+//! computes. Both use the same function, with what the seller knows. Only (d) shows how tight the
+//! bound is: in (c) the bound allows for bursts six times as large as those sent. The measurement
+//! includes the link; the bound does not. The uplink is in the last class. It has no bucket, so in
+//! a higher class it would leave the classes below it without a bound.
 
 use penstock_sim::testbed::{Pace, Traffic};
 use penstock_units::Nanos;
@@ -46,8 +62,9 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
+/// Length of one measurement.
 const LENGTH: Nanos = Nanos::from_secs(2);
-/// Of the cores, what is sold.
+/// Share of the cores that is sold.
 const SOLD: f64 = 0.9;
 const SIZES: [u16; 5] = [64, 128, 256, 512, 1024];
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
@@ -80,7 +97,7 @@ fn deviations(ctx: &Context<'_>, host: &mut Host, sold: &[Sold]) -> Vec<(f64, f6
     before.into_iter().zip(after).collect()
 }
 
-/// (a)
+/// Runs panel (a) and returns each VM's deviations.
 fn mixed(ctx: &Context<'_>) -> anyhow::Result<Vec<(f64, f64)>> {
     let factor = paper::vms_factor(4, Placement::OneNode);
     let sold: Vec<Sold> = (0..4)
@@ -95,12 +112,12 @@ fn mixed(ctx: &Context<'_>) -> anyhow::Result<Vec<(f64, f64)>> {
     Ok(deviations(ctx, &mut host, &sold))
 }
 
-/// (b)
+/// Runs panel (b) and returns each VM's deviations.
 fn deployed(ctx: &Context<'_>, vms: usize, cores: u16) -> anyhow::Result<Vec<(f64, f64)>> {
     let count = u32::try_from(vms)?;
     let placement = Placement::SeveralNodes;
     let factor = paper::vms_factor(count, placement) * paper::cores_factor(cores.into());
-    // VMs are dealt to the cores in turn; a core may have none.
+    // VMs are dealt to the cores in turn, so a core may have none.
     let on_core = count.div_ceil(cores.into());
     let sold = (0..vms).map(|vm| {
         let size = SIZES[vm % SIZES.len()];
@@ -116,7 +133,7 @@ fn deployed(ctx: &Context<'_>, vms: usize, cores: u16) -> anyhow::Result<Vec<(f6
     Ok(deviations(ctx, &mut host, &sold))
 }
 
-/// The one furthest from 0.
+/// Returns the value furthest from 0.
 fn worst(values: impl Iterator<Item = f64>) -> f64 {
     values.max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(f64::NAN)
 }
@@ -161,16 +178,16 @@ fn accuracy(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What VMs send while their latency is measured.
+/// Bursts that VMs send while their latency is measured.
 #[derive(Clone, Copy)]
 enum Bursts {
-    /// (c)
+    /// Panel (c): bursts of a batch.
     OfABatch,
-    /// (d)
+    /// Panel (d): bursts nearly as large as a bucket's burst.
     OfABucket,
 }
 
-/// Of (c) or (d): latencies and bounds by class, in microseconds.
+/// Latencies and bounds of (c) or (d) by class, in microseconds.
 struct Found {
     us: Vec<Vec<f64>>,
     bounds: Vec<f64>,
@@ -181,20 +198,20 @@ impl Found {
         self.us.iter().map(|us| percentile(us, percent)).collect()
     }
 
-    /// Bounds over p99.9.
+    /// Ratio of the bound to p99.9, by class.
     fn over(&self) -> Vec<f64> {
         self.bounds.iter().zip(self.p(99.9)).map(|(bound, p999)| bound / p999).collect()
     }
 }
 
-/// Small frames a second that are timed, of each VM.
+/// Small frames a second that are timed for each VM.
 const SAMPLES: u64 = 3_000;
-/// When VMs end sending at their maximum: some refills before the end of the warm-up.
+/// Time at which VMs stop sending at their maximum: some refills before the warm-up ends.
 const GREEDY_UNTIL: Nanos = Nanos(WARM_UP.0 - 500_000_000);
-/// Of what a bucket lets pass at once, what (d) sends: batches cost up to 5 % more than the mean.
+/// Share of a bucket's burst that (d) sends. Batches cost up to 5 % more than the mean.
 const OF_BURST: f64 = 0.95;
 
-/// (c), (d)
+/// Measures the latencies of panel (c) or (d).
 fn latencies(ctx: &Context<'_>, bursts: Bursts) -> anyhow::Result<Found> {
     let vms = 4 * usize::from(CLASSES);
     let factor = paper::vms_factor(16, Placement::OneNode);
@@ -270,7 +287,7 @@ fn classes(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
             .measured(ratio),
     );
     let over = || found.over().into_iter().chain(deep.over());
-    // Not a number is over, too.
+    // NaN counts as over the bound, too.
     let broken = over().filter(|ratio| ratio.is_nan() || *ratio < 1.0).count();
     outcome.claim(
         Claim::new("classes_over_bound", "classes whose p99.9 is above the bound", "classes")

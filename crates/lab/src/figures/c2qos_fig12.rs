@@ -1,42 +1,60 @@
 //! C2QoS, Fig. 12: two FTP servers and two web servers on one core.
 //!
-//! **Problem.** A web server's frames are small and of many flows: dear. **Source.** C2QoS §VI-C:
-//! two
-//! VMs that bought 4 Gbit/s run FTP, two that bought 1 Gbit/s run nginx, which is under pressure
-//! (wrk)
-//! from 30 to 70 s. Printed: FTP loses 11 % under `bps`; responses take twice as long as alone,
-//! cycles take away half of that, cycles and HBS more than 80 %.
+//! # Problem
 //!
-//! **How it is read.** FTP fills its ring with 1024 B frames. Each web server has requests for
-//! small
-//! objects, [`REQUESTS`] a second in bursts of four (exponential gaps), that it answers with one
-//! frame of 128 B each; and now and then, [`WAVE`] of every [`EVERY`], larger objects: as many
-//! 384 B frames as the core takes. All frames of web servers are of many flows. Cycles: sold for
-//! 1024 B as in §VI-A, strict for FTP ("strictly guarantees"), min-max for the web servers; these
-//! are in class 1. VMs are on three nodes, none of them the core's (1.07 × 1.4).
+//! A web server's frames are small and belong to many flows, so they are expensive.
 //!
-//! **Why both kinds.** FTP can lose only while round-robin gives it less than it bought, that is,
-//! while the web servers take more than is left. In such a time its gate is open whenever
-//! its turn comes, and cycles alone change nothing for anybody's latency. What they take away is
-//! the time in which FTP would get *more* than it bought, when the web servers have little to send.
-//! So the two losses are of different moments, and a load that has only one kind of moment shows
-//! only one of them. Waves make FTP lose; response times are those of requests for small objects,
-//! and what is added is that of the *median* response, as most come between waves. The
-//! 99th percentile, which is of the waves, is in the series.
+//! # Source
 //!
-//! **Calibrated.** The waves (their length, how often they come, their frames) and the requests are
-//! not printed; they were chosen so that FTP loses what is printed. So was the factor 2.67 of
-//! [`super::paper_platform`]. Beside them, without bands, are the same without waves (`_no_waves`)
-//! and with a factor of 1.67 (`_factor_1_67`).
+//! C2QoS §VI-C: two VMs that bought 4 Gbit/s run FTP. Two VMs that bought 1 Gbit/s run nginx, which
+//! is under pressure (wrk) from 30 to 70 s. The paper prints that FTP loses 11 % under `bps` and
+//! that responses take twice as long as alone. Cycles remove half of that added latency; cycles
+//! with HBS remove more than 80 %.
 //!
-//! **What does not hold.** Cycles alone leave some 70 % of what is added, not 60 or less. Of 66 us
-//! a fifth is the link, on which FTP's 8 Gbit/s go before the response whoever schedules the core;
-//! and behind each wave FTP makes up for what it missed, with its gate open all the while. More
-//! than that this switch does not take away without classes.
+//! # Approach
 //!
-//! **Departures.** Clients acknowledge every second large frame; FTP's acknowledgements are left
-//! out, as nobody was sold cycles for them. 5 s without and 10 s with pressure stand for 30 and
-//! 40: nothing in them changes.
+//! FTP fills its ring with 1024 B frames. Each web server has two loads, and all of its frames
+//! belong to many flows:
+//!
+//! - Small objects: [`REQUESTS`] requests a second in bursts of four (exponential gaps). The server
+//!   answers each request with one frame of 128 B.
+//! - Larger objects: for [`WAVE`] of every [`EVERY`], as many 384 B frames as the core takes.
+//!
+//! Cycles are sold for 1024 B as in §VI-A: strict for FTP ("strictly guarantees"), min-max for the
+//! web servers. The web servers are in class 1. The VMs are on three nodes, none of them the core's
+//! (1.07 × 1.4).
+//!
+//! # Why both loads
+//!
+//! FTP can lose only while round-robin gives it less than it bought. That happens while the web
+//! servers take more than the rest of the core. At such a time FTP's gate is open at each of its
+//! turns, and cycles alone change nobody's latency. Cycles only remove the time in which FTP would
+//! get *more* than it bought. That time is when the web servers have little to send. The two losses
+//! thus occur at different moments, and a load with one kind of moment shows only one of them.
+//!
+//! Waves make FTP lose. Response times are those of requests for small objects. The added latency
+//! is that of the *median* response, because most responses come between waves. The 99th percentile
+//! comes from the waves and is in the series.
+//!
+//! # Calibration
+//!
+//! The paper does not print the waves (their length, frequency and frames) or the requests. They
+//! were chosen so that FTP loses what is printed. So was the factor 2.67 of
+//! [`super::paper_platform`]. The record also shows, without bands, the same load without waves
+//! (`_no_waves`) and with a factor of 1.67 (`_factor_1_67`).
+//!
+//! # What does not hold
+//!
+//! Cycles alone leave some 70 % of the added latency, not 60 or less. A fifth of the 66 us is the
+//! link: FTP's 8 Gbit/s go there before the response, however the core is scheduled. After each
+//! wave FTP also catches up on what it missed, and its gate stays open all the while. Without
+//! classes this switch cannot remove more than that.
+//!
+//! # Departures
+//!
+//! Clients acknowledge every second large frame. FTP's acknowledgements are omitted, because nobody
+//! was sold cycles for them. The figure runs 5 s without and 10 s with pressure instead of 30 and
+//! 40, because nothing changes within them.
 
 use penstock_dataplane::schedule::IngressPolicy;
 use penstock_sim::testbed::{Pace, Requests, Traffic};
@@ -59,21 +77,21 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Requests a second to each web server.
 const REQUESTS: f64 = 20_000.0;
-/// How long larger objects take, and how often they come.
+/// Length of a wave of larger objects, and the period of waves.
 const WAVE: Nanos = Nanos::from_micros(8_000);
 const EVERY: Nanos = Nanos::from_millis(50);
-/// Without and with pressure.
+/// Time without pressure, and time with it.
 const CALM: Nanos = Nanos::from_secs(5);
 const PRESSURE: Nanos = Nanos::from_secs(10);
 
-/// What is open in the paper.
+/// One reading of what the paper leaves open.
 #[derive(Clone, Copy)]
 struct Reading {
-    /// What it is called, and what its claims end with.
+    /// The reading's name in series, and the suffix of its claims.
     name: &'static str,
     suffix: &'static str,
     waves: bool,
-    /// As in [`Scenario`].
+    /// Cycles to classify a frame of many flows, as in [`Scenario`].
     many_flows: f64,
 }
 
@@ -91,7 +109,7 @@ const OTHERS: [Reading; 2] = [
 
 const POLICIES: [Policy; 4] = [Policy::None, Policy::Rates, Policy::Strict, Policy::StrictHbs];
 
-/// What a run found.
+/// Results of one run.
 struct Found {
     ftp_delta_pct: f64,
     /// Response times in microseconds.
@@ -197,17 +215,17 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The median response.
+/// Median response time in microseconds.
 fn median(found: &Found) -> f64 {
     percentile(&found.us, 50.0)
 }
 
-/// Of what `bps` adds to it over `native`, what `found` has, in per cent.
+/// Share of the latency added by `bps` over `native` that `found` still has, in per cent.
 fn left([native, bps, found]: [&Found; 3]) -> f64 {
     100.0 * (median(found) - median(native)) / (median(bps) - median(native))
 }
 
-/// The claims of another reading, without bands.
+/// Adds the claims of another reading, without bands.
 fn show(outcome: &mut Outcome, reading: Reading, found: &[Found]) -> anyhow::Result<()> {
     let [native, bps, cycles, hbs] = found else { anyhow::bail!("four runs") };
     let Reading { name, suffix, .. } = reading;

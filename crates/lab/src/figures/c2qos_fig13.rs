@@ -1,16 +1,26 @@
-//! C2QoS, Fig. 13: the link is the bottleneck, and the handler.
+//! C2QoS, Fig. 13: the link is the bottleneck, and the bottleneck handler reacts.
 //!
-//! **Problem.** Cycle buckets divide the core. A VM whose frames get cheaper than its profile gets
-//! more bits out of its cycles, and may fill the link. **Source.** C2QoS §VII: VM1 bought 2 Gbit/s
-//! of 128 B, VM2 6 Gbit/s of 1024 B, one flow each; at 15 s VM1 sends 1500 B. 30 s in all.
+//! # Problem
 //!
-//! **How it is read.** Both send at their maximum, held by their strict entitlements. VM1's cycles
-//! then are worth 12.8 Gbit/s: VM2 loses more here than the paper's 8 %, whose sender stopped at
-//! about 4.5 Gbit/s; the paper does not say what held it.
+//! Cycle buckets divide the core. If a VM's frames get cheaper than its profile, its cycles are
+//! worth more bits, and it may fill the link.
 //!
-//! **The handler** is the production one ([`penstock_qos::bottleneck`]), asked every
-//! [`INTERVAL`] as the daemon does, with the limits that it divides the link into.
-//! `recovery_s` is the time from the event to the last interval in which VM2 was more than 2 % off.
+//! # Source
+//!
+//! C2QoS §VII: VM1 bought 2 Gbit/s of 128 B, VM2 bought 6 Gbit/s of 1024 B, one flow each. At 15 s
+//! VM1 changes to 1500 B. The run takes 30 s.
+//!
+//! # Approach
+//!
+//! Both VMs send at their maximum, limited by their strict entitlements. The handler is the
+//! production one ([`penstock_qos::bottleneck`]). As in the daemon, it runs every [`INTERVAL`],
+//! with the limits into which it divides the link. `recovery_s` is the time from the event to the
+//! last interval in which VM2 was more than 2 % off.
+//!
+//! # Departures
+//!
+//! After the event VM1's cycles are worth 12.8 Gbit/s, so VM2 loses more here than the paper's 8 %.
+//! The paper's VM1 stopped at about 4.5 Gbit/s; the paper does not say what limited it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +49,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const LINK: BitsPerSecond = BitsPerSecond(10_000_000_000);
 const EVENT: Nanos = Nanos::from_secs(15);
 
-/// The daemon's part: watches the link and switches limits.
+/// The daemon's part: it watches the link and switches limits on and off.
 struct Handler {
     state: Bottleneck,
     active: Arc<AtomicBool>,
@@ -89,7 +99,7 @@ fn run(ctx: &Context<'_>, handler: bool, outcome: &mut Outcome) -> anyhow::Resul
     Ok(record)
 }
 
-/// When VM1 takes to 1500 B: at the end of an interval.
+/// Time at which VM1 changes to 1500 B frames, at the end of an interval.
 fn event(ctx: &Context<'_>) -> Nanos {
     Nanos(ctx.scaled(EVENT).0 / INTERVAL.0 * INTERVAL.0)
 }

@@ -1,19 +1,26 @@
 //! C2QoS, Fig. 3: latency by the number of VMs.
 //!
-//! **Problem.** A polling switch takes a batch from each VM in turn, so every VM waits for all
-//! others. **Source.** C2QoS §II-C: 1 to 16 VMs on one I/O core, `qperf tcp_lat` in each; 26 to 27
-//! us for one VM, hundreds of times that for 16.
+//! # Problem
 //!
-//! **How it is read.** `qperf` keeps one small frame outstanding: 16 of them take 1 % of the core
-//! and
-//! make nobody wait. What is shown needs neighbours that send; so each VM measures in its turn, and
-//! all others meanwhile send 384 B frames at their maximum: "each VM will suffer the additional
-//! latency caused by n - 1 batches". Of larger frames one sender alone would fill the link (10G),
-//! whose queue is no matter of this figure. `qperf` says half a round trip.
+//! A polling switch takes a batch from each VM in turn, so every VM waits for all others.
 //!
-//! **With C2QoS**: cycles (min-max, equal parts of 90 % of the core) and HBS; the VM that measures
-//! is in class 1, the others in class 2, and the uplink's port, through which the replies
-//! come, in class 1.
+//! # Source
+//!
+//! C2QoS §II-C: 1 to 16 VMs on one I/O core, with `qperf tcp_lat` in each. The latency is 26 to 27
+//! us for one VM, and hundreds of times that for 16.
+//!
+//! # Approach
+//!
+//! `qperf` keeps one small frame outstanding. 16 of them take 1 % of the core and make nobody wait,
+//! so the printed latency needs neighbours that send. Each VM therefore measures in its turn, and
+//! all others meanwhile send 384 B frames at their maximum. This follows the paper: "each VM will
+//! suffer the additional latency caused by n - 1 batches". With larger frames one sender alone
+//! would fill the link (10G), and this figure does not cover the link's queue. `qperf` reports half
+//! a round trip.
+//!
+//! With C2QoS, the policy is cycles (min-max, equal parts of 90 % of the core) and HBS. The VM that
+//! measures is in class 1, and the others are in class 2. The replies come through the uplink's
+//! port, which is in class 1.
 
 use penstock_sim::testbed::{Probe, Timed, Traffic};
 use penstock_units::{Nanos, Priority};
@@ -37,7 +44,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
 const SIZE: u16 = 384;
-/// Each VM measures for so long, and is quiet for [`QUIET`] before, while its ring runs empty.
+/// Time for which each VM measures. It is quiet for [`QUIET`] before, while its ring drains.
 const TURN: Nanos = Nanos::from_millis(50);
 const QUIET: Nanos = Nanos::from_millis(10);
 

@@ -1,30 +1,52 @@
 //! C2QoS, Fig. 5: what a frame costs by rate, size and number of flows.
 //!
-//! **Problem.** Bandwidth is sold, cycles are spent; the one must follow from the other.
-//! **Source.** C2QoS §III-B: one VM, one I/O core; of rate, size and flows one is varied and the
-//! others stay (1500 B, one flow, 10^5 frames/s). **What is compared.** The paper prints three
-//! relations: cycles are proportional to the rate; ingress of 1500 B costs more than twice that of
-//! 64 B; classification of many flows costs 1.67 times more than of one.
+//! # Problem
 //!
-//! **sim**: the production worker in the testbed, one VM at a pace, and what its counters say
-//! ([`super::paper_counters`]): (a) the cycles charged, from 10^5 frames/s to what the link
-//! carries; (b), (c) the stages, as sampled from every 64th batch. The same counters are held
-//! against every number that the paper states ([`super::paper_platform::statements`]), and a
-//! straight line through ingress by size gives its cycles a frame and a byte. What a frame truly
-//! costs there is the table of that module with noise: so what is found says that the worker
-//! charges, samples and tells flows apart as it should, and that the table agrees with the paper;
-//! it says nothing about the paper's machine that the paper does not say. The cell of many flows is
-//! calibrated: its other reading is `classification_multiple_over_single_factor_1_67`.
+//! Operators sell bandwidth, but the switch spends cycles. The cycles must follow from the
+//! bandwidth.
 //!
-//! **live** measures them on this machine: two VMs of the load generator behind vhost-user ports,
-//! the worker's own counters (cycles of its turns that moved frames; stages from every 64th batch).
-//! The rate is varied from a fifth of what one core forwards to nearly all of it, paced; sizes and
-//! flows are varied at full rate, so that batches are full, and are drawn as if at 10^5 frames/s.
-//! Many flows are 100,000, of which the cache holds 8,192.
+//! # Source
 //!
-//! **Departures.** Our switch copies a frame's body once, straight into the receiver's memory, in
-//! egress; ingress copies its head. So egress knows a frame's size and ingress hardly does, where
-//! the paper's has it the other way round; the claim is the published one all the same.
+//! C2QoS §III-B: one VM, one I/O core. One of rate, size and flows varies, and the other two stay
+//! fixed (1500 B, one flow, 10^5 frames/s). The paper prints three relations, which this figure
+//! compares:
+//!
+//! - Cycles are proportional to the rate.
+//! - Ingress of 1500 B costs more than twice that of 64 B.
+//! - Classification of many flows costs 1.67 times more than of one.
+//!
+//! # Approach: simulation
+//!
+//! In `sim` the production worker runs in the testbed, and one VM sends at a pace. The numbers come
+//! from the worker's counters ([`super::paper_counters`]):
+//!
+//! - (a) the cycles charged, from 10^5 frames/s to what the link carries;
+//! - (b), (c) the stages, as sampled from every 64th batch.
+//!
+//! The same counters are compared with every number that the paper states
+//! ([`super::paper_platform::statements`]). A straight line through ingress by size gives the
+//! cycles of ingress per frame and per byte.
+//!
+//! The true cost of a frame in the simulation is that module's table with noise. So the result says
+//! two things: the worker charges, samples and tells flows apart correctly, and the table agrees
+//! with the paper. It says nothing about the paper's machine that the paper does not say. The cell
+//! of many flows is calibrated. Its other reading is
+//! `classification_multiple_over_single_factor_1_67`.
+//!
+//! # Approach: live
+//!
+//! In `live` the same quantities are measured on this machine, between two VMs of the load
+//! generator behind vhost-user ports. The numbers are the worker's own counters: cycles of turns
+//! that moved frames, and stages from every 64th batch. The paced rate varies from a fifth of what
+//! one core forwards to nearly all of it. Sizes and flows vary at full rate, so that batches are
+//! full, and are drawn as if at 10^5 frames/s. Many flows are 100,000, of which the cache holds
+//! 8,192.
+//!
+//! # Departures
+//!
+//! Our switch copies a frame's body once, straight into the receiver's memory, in egress; ingress
+//! copies its head. So a frame's size matters in egress and hardly in ingress. In the paper's
+//! switch it is the other way round. The claim is still the published one.
 
 use penstock_units::Nanos;
 
@@ -48,8 +70,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const STAGES: [&str; 3] = ["ingress", "classification", "egress"];
 /// Frames a second of panels (b) and (c).
 const RATE: f64 = paper::RATE;
-/// How long the counters of one load grow: for stages, of which one batch in 64 is seen, and for
-/// all batches.
+/// Time for one load: of the stages, which see one batch in 64, and of all batches.
 const STAGES_FOR: Nanos = Nanos::from_secs(2);
 const CHARGED_FOR: Nanos = Nanos::from_millis(500);
 
@@ -66,7 +87,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     testbed::describe(&mut outcome);
     let mut rates = Vec::new();
     let mut charged = Vec::new();
-    // More frames of 1500 B the link does not carry.
+    // The link does not carry more frames of 1500 B.
     for rate in (1..=8).map(|n| f64::from(n) * RATE) {
         ctx.progress(0.05 * rate / RATE, "rates");
         let here = count(ctx, &Load::alone(1500, Flows::Single, rate), CHARGED_FOR)?;
@@ -102,7 +123,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// What the counters say if "1.67 times more" is the factor.
+/// Adds what the counters say if "1.67 times more" is the factor.
 fn other_reading(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let id = "classification_multiple_over_single_factor_1_67";
     let [parameter, fitted_to] = paper::TOLD;
@@ -123,7 +144,7 @@ fn a_second(frame: &Frame, rate: f64) -> [f64; 3] {
     [ingress, classification, egress].map(|cycles| cycles * rate)
 }
 
-/// What the worker counts under a load that the paper states something about.
+/// Returns what the worker counts under a load that the paper makes a statement about.
 fn stated_load(ctx: &Context<'_>, stated: &paper::Stated) -> anyhow::Result<Frame> {
     let &(size, flows, host, rate) = stated;
     let load = Load::alone(size, flows, rate);
@@ -149,7 +170,7 @@ fn claim_of(statement: &paper::Statement) -> Claim {
     }
 }
 
-/// Shares of the full rate at which the rate is varied.
+/// Shares of the full rate at which the live run sends.
 const SHARES: [f64; 7] = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8];
 const MANY_FLOWS: u32 = 100_000;
 

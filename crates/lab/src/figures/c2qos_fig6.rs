@@ -1,29 +1,42 @@
 //! C2QoS, Fig. 6: what deployment adds to a frame's cost.
 //!
-//! **Problem.** The same frame costs more on a fuller host. **Source.** C2QoS §III-C: VMs' memory
-//! on another NUMA node (a), number of VMs on one node or dealt out over several (b), two I/O cores
-//! (c). The factors are multiplied: C = C_single × R_1 × R_2 × R_3. **What is compared.** The
-//! paper prints 1.4 for another node, 1.14 and 1.07 for four VMs, 1.47 for two cores, and the
-//! product of an example.
+//! # Problem
 //!
-//! **sim**: the production worker in the testbed with 1 to 16 VMs, one or two of them (workers),
-//! all VMs at a pace; a factor is the cycles charged for a frame over those of one VM alone
-//! ([`super::paper_counters`]). What the simulated core spends there is multiplied by the paper's
-//! factors ([`super::paper_platform`]); that they come out again says that each port is charged
-//! its own batches and nothing else, also when two workers hand each other tokens and frames.
-//! Between 1 and 4 VMs the factor is straight; beyond 4 the paper says only that it grows much
-//! below 8 and stays from 10 on, so the curve's end is drawn from that sentence and claimed
-//! nowhere.
+//! The same frame costs more on a fuller host.
 //!
-//! **Calibrated.** The factors are the figure's outcome, and are put into the simulated core: the
-//! claims hold the worker's accounting, and say nothing about the paper's machine. Beside them is
-//! what the text says of the cause, "mainly due to the increase of C_ingress": if another node
-//! made ingress alone dearer, so that 1500 B cost 1.4 times as much, 64 B would cost less than
-//! that (`remote_node_64_if_ingress_alone`).
+//! # Source
 //!
-//! **live**: the factor of more VMs on this machine with its spread (`crate::live::many`).
-//! **Departures.** A machine of one NUMA node has no (a), and one of two cores no (c), where worker
-//! and generator need one each; the record's platform says so.
+//! C2QoS §III-C varies three things: VMs' memory on another NUMA node (a), the number of VMs on one
+//! or several nodes (b), and two I/O cores (c). The factors are multiplied: C = C_single × R_1 ×
+//! R_2 × R_3. The paper prints 1.4 for another node, 1.14 and 1.07 for four VMs, 1.47 for two
+//! cores, and the product of an example. This figure compares these numbers.
+//!
+//! # Approach
+//!
+//! In `sim` the production worker runs in the testbed: 1 to 16 VMs, one or two workers, and all VMs
+//! at a pace. A factor is the cycles charged for a frame over those of one VM alone
+//! ([`super::paper_counters`]). The simulated core's costs are multiplied by the paper's factors
+//! ([`super::paper_platform`]). If the same factors come out again, each port is charged its own
+//! batches and nothing else. This includes two workers that hand each other tokens and frames.
+//!
+//! Between 1 and 4 VMs the factor is linear. Beyond 4 the paper says only that it grows much below
+//! 8 and stays from 10 on. The curve's end is drawn from that sentence, and no claim uses it.
+//!
+//! In `live` the figure measures the factor of more VMs on this machine with its spread
+//! (`crate::live::many`).
+//!
+//! # Calibration
+//!
+//! The factors are the figure's outcome and also the simulated core's input. So the claims test the
+//! worker's accounting and say nothing about the paper's machine. One more number tests the text's
+//! cause, "mainly due to the increase of C_ingress". If another node made ingress alone more
+//! expensive, so that 1500 B cost 1.4 times as much, 64 B would cost less than that
+//! (`remote_node_64_if_ingress_alone`).
+//!
+//! # Departures
+//!
+//! A machine of one NUMA node has no (a). A machine of two cores has no (c), because worker and
+//! generator need one core each. The record's platform says so.
 
 use penstock_units::Nanos;
 
@@ -42,9 +55,9 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Most VMs.
+/// Highest number of VMs.
 const VMS: usize = 16;
-/// Frames of each VM: 1500 B, one flow, so many a second for so long.
+/// Frames a second of each VM (1500 B, one flow), and the length of a measurement.
 const RATE: f64 = 2e4;
 const LENGTH: Nanos = Nanos::from_millis(500);
 
@@ -111,7 +124,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The factor of 64 B on another node if ingress alone makes 1500 B 1.4 times as dear.
+/// Factor of 64 B on another node if ingress alone makes 1500 B cost 1.4 times as much.
 fn if_ingress_alone() -> f64 {
     let [small, large] = [64, 1500].map(|size| paper::cost(size, Flows::Single));
     let ingress = (paper::REMOTE_NODE * large.total() - large.total()) / large.ingress;

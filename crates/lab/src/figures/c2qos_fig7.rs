@@ -1,24 +1,33 @@
-//! C2QoS, Fig. 7: what is not sold is handed out by weight.
+//! C2QoS, Fig. 7: cycles that are not sold are shared by weight.
 //!
-//! **Problem.** Four VMs bought 0.2, 0.2, 0.4 and 0.4 G cycles/s of a core that has more. The rest
-//! must go to whoever can use it, all of it, by weight (1, 1, 2, 2). **Source.** C2QoS §IV-A,
-//! Fig. 7, Algorithm 1.
+//! # Problem
 //!
-//! **Which core.** The figure prints 0.2 + 0.16 and 0.4 + 0.32 G, its text a core of 2.2 G with
-//! 1 G idle. Handing out 1 G by these weights gives 0.1667 and 0.3333; what is printed hands out
-//! 0.96 G. Both are right for a core of which 2.16 G can be sold: 40 M cycles/s, 1.8 %, stay with
-//! the loop itself. So the claims are made with `capacity` at 2.16 G, which calibrates them, and
-//! the core without it (0.3667, 0.7333) stands beside without a band (`_of_2_2`).
+//! Four VMs bought 0.2, 0.2, 0.4 and 0.4 G cycles/s of a core that has more. The rest must go to
+//! the VMs that can use it, all of it, by weight (1, 1, 2, 2).
 //!
-//! **What runs.** The production worker in the testbed ([`super::paper_testbed`]) with
-//! `capacity` set, its buckets and its turns: four VMs at their maximum with 512 B frames, at the
-//! paper's cost ([`super::paper_platform`]) with noise. (Of larger frames what is handed out would
-//! fill the link.) What each VM used is read from the worker's counters of its port, where its
-//! batches are charged. For two seconds all four are backlogged; then VM2 sleeps, then VM4 as
-//! well, and what they leave goes to the others.
+//! # Source
 //!
-//! **What is compared.** `vm1_max_gcps` and `vm3_max_gcps` while all are backlogged, against the
-//! printed 0.36 and 0.72; in every phase the shares must sum to all that there is.
+//! C2QoS §IV-A, Fig. 7, Algorithm 1.
+//!
+//! # Size of the core
+//!
+//! The figure prints 0.2 + 0.16 and 0.4 + 0.32 G; its text has a core of 2.2 G with 1 G idle.
+//! Sharing 1 G by these weights gives 0.1667 and 0.3333, but the printed numbers share 0.96 G. Both
+//! are right for a core of which 2.16 G can be sold: the loop itself keeps 40 M cycles/s, 1.8 %. So
+//! the claims set `capacity` to 2.16 G, which calibrates them. The core without it (0.3667, 0.7333)
+//! is also shown, without a band (`_of_2_2`).
+//!
+//! # Approach
+//!
+//! The production worker runs in the testbed ([`super::paper_testbed`]) with `capacity` set, its
+//! buckets and its turns. Four VMs send 512 B frames at their maximum, at the paper's cost
+//! ([`super::paper_platform`]) with noise. With larger frames the shared cycles would fill the
+//! link. A VM's use is read from the worker's counters of its port, where its batches are charged.
+//! For two seconds all four VMs are backlogged. Then VM2 sleeps, then VM4 as well, and the others
+//! get their shares.
+//!
+//! The figure compares `vm1_max_gcps` and `vm3_max_gcps`, while all are backlogged, with the
+//! printed 0.36 and 0.72. In every phase the shares must sum to the whole capacity.
 
 use penstock_dataplane::schedule::{IngressPolicy, PortQos};
 use penstock_sim::testbed::{Setup, Testbed, Traffic, VmId};
@@ -36,19 +45,19 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Gbit/s bought, which is the weight, and the G cycles/s that they are.
+/// Purchase of each VM: Gbit/s, which is its weight, and the same in G cycles/s.
 const VMS: [(f64, f64); 4] = [(1.0, 0.2), (1.0, 0.2), (2.0, 0.4), (2.0, 0.4)];
-/// Bytes of a frame.
+/// Size of a frame in bytes.
 const SIZE: u16 = 512;
 /// G cycles/s that can be sold so that the figure's numbers follow.
 const SALEABLE: f64 = 2.16;
 const CORE: f64 = 2.2;
-/// A phase, and the beginning of each that is not counted.
+/// Length of a phase, and the start of each phase that is not counted.
 const PHASE: Nanos = Nanos::from_secs(2);
 const SETTLE: Nanos = Nanos::from_millis(100);
-/// Who sleeps in which phase, from 0.
+/// VMs that sleep in each phase. Phases and VMs count from 0.
 const ASLEEP: [&[usize]; 3] = [&[], &[1], &[1, 3]];
-/// Points a phase.
+/// Readings in each phase.
 const POINTS: u64 = 50;
 
 /// G cycles/s of each VM, over time and as the mean of each phase.
@@ -56,7 +65,7 @@ const POINTS: u64 = 50;
 struct Shares {
     over_time: Vec<(f64, [f64; 4])>,
     of_phase: Vec<[f64; 4]>,
-    /// Whether the buckets' ledger adds up, and is what the ports' counters say.
+    /// Whether the buckets' ledger adds up and equals the ports' counters.
     balanced: bool,
     batches: u64,
     refills: u64,
@@ -155,7 +164,7 @@ fn hand_out(ctx: &Context<'_>, gcps: f64) -> anyhow::Result<Shares> {
     Ok(shares)
 }
 
-/// The host, all VMs at their maximum.
+/// Builds the host, with all VMs at their maximum.
 fn build(seed: u64, gcps: f64) -> anyhow::Result<(Testbed, [VmId; 4])> {
     let sold = [0, 1, 2, 3].map(|vm| gbps(VMS[vm].0, SIZE));
     let sold = sold.into_iter().collect::<Result<Vec<_>, _>>()?;

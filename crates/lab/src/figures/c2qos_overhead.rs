@@ -1,24 +1,39 @@
 //! C2QoS, §VI-D: what metering and scheduling cost.
 //!
-//! **Problem.** A switch that spends its core on deciding has sold cycles it does not have.
-//! **Source.** C2QoS §VI-D, §V: 0.018 % of the I/O core for reading the counter, and 2.08 % of
-//! another core, at 28 VMs, for tokens and queues, woken every 50 us; a longer interval costs less
-//! and is less accurate. Here all of it runs on the I/O core, between two batches.
+//! # Problem
 //!
-//! **What is measured, and where.** The cost always on this machine: the buckets and the schedule
-//! of the data path ([`super::core_loop`]), a decision, a charge, and refills as often as they come
-//! at the interval, each turn timed by the TSC with the read's own cost taken off. Between two
-//! turns 48 KiB are copied through 8 MiB, what a batch of 32 × 1518 B does to the caches. Of turns
-//! with a refill and of those without the medians count, by how often each comes. The share is of a
-//! batch of 32 × 1518 B: in **sim** at the paper's cost for that many VMs
-//! ([`super::paper_platform`]), in **live** at what such frames cost this machine, measured between
-//! two VMs of the load generator in the same run. The accuracy comes from the simulation alone: 28
-//! VMs that are all backlogged and sold 95 % of the core, each held to what it bought; by how much
-//! its cycles differ over windows of 10 ms, and how long it waits between two batches.
+//! A switch that spends its core on decisions has sold cycles that it does not have.
 //!
-//! **What is compared.** `overhead_pct_28` with 28 VMs, all busy, against 0.5 %;
-//! `overhead_pct_1000_configured` with 972 silent ones beside them, within 10 % of it. Reading the
-//! counter once a batch stands apart, as the issue of cost that every metering shares.
+//! # Source
+//!
+//! C2QoS §VI-D, §V. Reading the counter takes 0.018 % of the I/O core. At 28 VMs, tokens and queues
+//! take 2.08 % of another core that wakes every 50 us. A longer interval costs less and is less
+//! accurate. In Penstock all of it runs on the I/O core, between two batches.
+//!
+//! # Approach: cost
+//!
+//! The cost is always measured on this machine, with the buckets and the schedule of the data path
+//! ([`super::core_loop`]). It consists of a decision, a charge, and refills as often as they occur
+//! at the interval. The TSC times each turn, and the read's own cost is subtracted. Between two
+//! turns 48 KiB are copied through 8 MiB, which does to the caches what a batch of 32 × 1518 B
+//! does. The median turn with a refill and the median turn without one count, weighted by how often
+//! each occurs.
+//!
+//! The share is of a batch of 32 × 1518 B. In `sim` such a batch has the paper's cost for that many
+//! VMs ([`super::paper_platform`]). In `live` it costs what such frames cost this machine, measured
+//! between two VMs of the load generator in the same run.
+//!
+//! # Approach: accuracy
+//!
+//! The accuracy comes from the simulation alone. 28 VMs are all backlogged, sold 95 % of the core,
+//! and each limited to what it bought. The figure reports how much a VM's cycles differ over
+//! windows of 10 ms, and how long it waits between two batches.
+//!
+//! # Comparison
+//!
+//! `overhead_pct_28` with 28 VMs, all busy, is compared with 0.5 %. `overhead_pct_1000_configured`
+//! adds 972 silent VMs and must be within 10 % of it. The cost of reading the counter once a batch
+//! is separate, because every kind of metering pays it.
 
 use std::hint::black_box;
 
@@ -51,7 +66,7 @@ const VMS: [u32; 7] = [1, 4, 16, 28, 256, 1024, 4096];
 /// Batches of one timing, and timings of which the median counts.
 const BATCHES: u32 = 4_000;
 const ROUNDS: u32 = 9;
-/// Frames of a batch and their size.
+/// Frames of a batch and their size in bytes.
 const FRAMES: f64 = 32.0;
 const SIZE: u16 = 1518;
 
@@ -78,12 +93,12 @@ fn live(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Cycles of this machine for a batch's metering and scheduling, as a share of `batch` cycles.
+/// Measures a batch's metering and scheduling on this machine, as a share of `batch` cycles.
 fn measure(ctx: &Context<'_>, outcome: &mut Outcome, batch: f64) -> anyhow::Result<()> {
     let mut timer = Timer::new(batch);
     outcome.note("batch_cycles", batch);
     outcome.note("profile", if cfg!(debug_assertions) { "dev" } else { "release" });
-    // In turns, so that both see the machine in the same mood.
+    // The two measurements alternate, so that both see the machine in the same state.
     let (mut busy, mut configured) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         ctx.progress(0.3 * f64::from(round) / f64::from(ROUNDS), "28 of 28 and 28 of 1000 VMs");
@@ -154,7 +169,7 @@ impl Timer {
         Self { batch, read: percentile(&reads, 50.0), frames: vec![1; MEMORY], at: 0 }
     }
 
-    /// What frames do to the caches.
+    /// Copies as much as a batch of frames does, to load the caches as frames do.
     fn copy_a_batch(&mut self) {
         let from = self.at;
         self.at = (self.at + 2 * BATCH_BYTES) % (MEMORY - 2 * BATCH_BYTES);
@@ -174,12 +189,12 @@ impl Timer {
             switch.add(&bought, vm < u64::from(busy));
         }
         let batch = self.batch;
-        // Silent buckets fill up first, as they are in a switch that has run for a while.
+        // Silent buckets fill up first, as in a switch that has run for a while.
         while switch.now() < paper::HZ / 5 {
             switch.turn(|_| batch);
         }
-        // Turns with a refill, and without: of each the median, so that whatever else runs on
-        // this machine at the moment does not count.
+        // Turns with a refill and without one are timed apart. The median of each excludes whatever
+        // else runs on this machine at the moment.
         let mut took = [Vec::new(), Vec::new()];
         for _ in 0..BATCHES {
             self.copy_a_batch();
@@ -199,8 +214,8 @@ impl Timer {
     }
 }
 
-/// By how much windows of 10 ms differ from what was bought, by refill interval, and how long a VM
-/// waits between two of its batches.
+/// Adds the deviation from the purchase in windows of 10 ms, by refill interval, and the time that
+/// a VM waits between two of its batches.
 fn accuracy(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let (mut deviations, mut seconds, mut waits) = (Vec::new(), Vec::new(), Vec::new());
     for interval in INTERVALS_US {
@@ -261,7 +276,7 @@ fn accuracy_at(seed: u64, interval_us: u64) -> anyhow::Result<Accuracy> {
             });
         }
         let now = charged(&switch);
-        // A tenth of a second to settle.
+        // The first tenth of a second is for settling.
         if n > 10 {
             let due = cycles(sold) / 100.0;
             windows

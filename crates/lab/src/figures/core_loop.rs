@@ -1,17 +1,26 @@
-//! One I/O core with C2TB and HBS on it, and batches that cost cycles instead of moving frames.
+//! One I/O core with C2TB and HBS on it. Batches cost cycles and move no frames.
 //!
-//! **Problem.** What the buckets hand out, and what they cost, is a matter of batches; frames only
-//! make it slower to find out. **Rule.** Buckets and schedule are those of the data path
-//! ([`penstock_qos`]), called in the order in which the worker calls them: refill when the
-//! interval has passed, release who has tokens again, pick, run, charge, hold who is in debt. Time
-//! is the core's cycles, and passes by what batches cost; a core on which nobody may run waits for
-//! the next refill.
+//! # Problem
+//!
+//! Buckets work on batches: both what they hand out and what they cost. With real frames the answer
+//! would only take longer.
+//!
+//! # Approach
+//!
+//! Buckets and schedule are those of the data path ([`penstock_qos`]), called in the worker's
+//! order:
+//!
+//! 1. Refill if the interval has passed, and release the VMs that have tokens again.
+//! 2. Pick a VM and run its batch.
+//! 3. Charge the VM, and hold it if it is in debt.
+//!
+//! Time is the core's cycles and advances by the cost of batches. If no VM may run, the core waits
+//! for the next refill.
 
 use penstock_qos::c2tb::{BucketSet, Mode, Terms, default_depth};
 use penstock_qos::hbs::{BatchScheduler, RELEASE_MOST, Readiness};
 use penstock_units::{Cycles, CyclesPerSecond, Priority, TscRate, Weight};
 
-/// What a VM bought.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bought {
     pub entitlement: CyclesPerSecond,
@@ -39,7 +48,7 @@ struct Vm {
 }
 
 impl CoreLoop {
-    /// A core of which `capacity` may be spent, refilled every `refill_us`.
+    /// Creates a core of which `capacity` may be spent, refilled every `refill_us` microseconds.
     pub fn new(core: TscRate, capacity: CyclesPerSecond, refill_us: u64, vms: usize) -> Self {
         Self {
             core,
@@ -53,7 +62,7 @@ impl CoreLoop {
         }
     }
 
-    /// Adds a VM, in the next slot.
+    /// Adds a VM in the next slot.
     pub fn add(&mut self, bought: &Bought, awake: bool) {
         let slot = self.vms.len();
         let depth = default_depth(bought.entitlement, self.core);
@@ -63,8 +72,8 @@ impl CoreLoop {
         self.wake(slot, awake);
     }
 
-    /// Whether frames wait at `slot` from here on. One that sleeps is out of the schedule, as the
-    /// worker lets queue pairs rest from which nothing comes.
+    /// Sets whether frames wait at `slot` from now on. A sleeping slot is not in the schedule. The
+    /// worker does the same with queue pairs that send nothing.
     pub fn wake(&mut self, slot: usize, awake: bool) {
         if awake {
             self.schedule.add(slot, self.vms[slot].class);
@@ -74,22 +83,21 @@ impl CoreLoop {
         }
     }
 
-    /// Cycles that passed.
+    /// Cycles since the start.
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// Refills so far.
     pub fn refills(&self) -> u64 {
         self.refills
     }
 
-    /// What `slot` was charged so far.
+    /// Cycles charged to `slot` so far.
     pub fn charged(&self, slot: usize) -> u64 {
         self.vms[slot].charged
     }
 
-    /// One turn of the worker; a batch of `slot` costs `cost(slot)`.
+    /// Runs one turn of the worker. A batch of `slot` costs `cost(slot)` cycles.
     #[inline]
     pub fn turn(&mut self, mut cost: impl FnMut(usize) -> u64) {
         if self.now - self.refilled >= self.interval {

@@ -1,26 +1,43 @@
 //! One controller and ten thousand hosts.
 //!
-//! **Problem.** Once an interval a controller takes in what all hosts measured, decides who has
-//! queues, stores it and tells whom it concerns; if that takes longer than the interval, queues
-//! follow load too late. **Source.** QShare §V-D: an interval of seconds; nothing is measured there
-//! beyond 1,024 servers.
+//! # Problem
 //!
-//! **What is measured**, on this machine, so only live. A fat-tree of k = 36 with all of its links
-//! (11,664 servers, 1,620 switches), 18,000 tenants with 49 VMs on average of 10 to 100 Mbit/s, at
-//! most 17 a server, found in the store by a leader that takes over. Registry, leader and store are
-//! the service's. Switches and agents are in the same process and answer at once (`fabric_bed`
-//! has their load). All of it is held to one processor by affinity, threads of the store included.
-//! An interval is timed from the last report until all have done what they were told, with 100 ms
-//! of draining if queues change hands. The first one is cold: nobody has queues, and every host is
-//! told. Then 1,000 of the agents leave, and as many of the kind that runs on hosts come over gRPC
-//! on loopback, without encryption, from threads that are not held to that processor; they report
-//! once a second, and five intervals of two seconds are closed with them and the others.
+//! Once an interval a controller takes in what all hosts measured and decides which tenants have
+//! queues. Then it stores the decision and notifies the hosts it affects. If that takes longer than
+//! the interval, queues follow load too late.
 //!
-//! **What is compared.** Each interval, the cold one too, is closed within a second and takes less
-//! than a second of the one core; the process, switches and agents included, has less than 2 GiB;
-//! in each interval at least 95 % of the hosts are heard, over gRPC as well; no session is lost, no
-//! plan fails. So that the intervals are not idle ones, at least 1 % of the tenants change queues
-//! in the median one.
+//! # Source
+//!
+//! QShare §V-D: an interval of seconds. The paper measures nothing beyond 1,024 servers.
+//!
+//! # Approach
+//!
+//! The figure measures this machine, so it is only live. It has these parts:
+//!
+//! - A fat-tree of k = 36 with all of its links: 11,664 servers and 1,620 switches.
+//! - 18,000 tenants, placed before the run. They have 49 VMs on average of 10 to 100 Mbit/s, and at
+//!   most 17 on a server. A leader that takes over finds them in the store.
+//! - The service's own registry, leader and store. Switches and agents are in the same process and
+//!   answer at once (`fabric_bed` describes their load).
+//!
+//! CPU affinity limits all of it to one processor, threads of the store included. An interval is
+//! timed from the last report until all elements have applied their plans. It includes 100 ms of
+//! draining if queues change hands. The first interval is cold: no tenant has queues, and every
+//! host gets a plan.
+//!
+//! Then 1,000 of these agents leave. As many real host agents connect over gRPC on loopback,
+//! without encryption, from threads outside that processor. They report once a second. Five
+//! intervals of two seconds are closed with them and the others.
+//!
+//! # Comparison
+//!
+//! - Each interval, the cold one too, is closed within a second and takes less than a second of the
+//!   one core.
+//! - The process, switches and agents included, has less than 2 GiB.
+//! - In each interval at least 95 % of the hosts are heard, over gRPC as well.
+//! - No session is lost, and no plan fails.
+//! - At least 1 % of the tenants change queues in the median interval, so that intervals are not
+//!   idle.
 
 use std::path::Path;
 use std::time::Duration;
@@ -51,7 +68,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const FULL: Size = Size {
     k: 36,
-    // With 5,000 and 10,000 there are queues for all that want one, and nothing changes hands.
+    // With 5,000 and 10,000 all tenants that want queues have them, and nothing changes hands.
     tenants: 18_000,
     intervals: 20,
     over_grpc: Wanted {
@@ -69,7 +86,7 @@ struct Size {
     over_grpc: Wanted,
 }
 
-/// Of one interval.
+/// Measurements of one interval.
 #[derive(Debug)]
 struct Closed {
     reports_s: f64,
@@ -80,11 +97,11 @@ struct Closed {
     heard_percent: f64,
 }
 
-/// What was found.
+/// Results of a run.
 struct Found {
     agents: usize,
     took_over_s: f64,
-    /// The cold one first.
+    /// The cold interval is the first.
     intervals: Vec<Closed>,
     over_grpc: Sessions,
 }
@@ -106,7 +123,7 @@ fn live(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Holds the calling thread, and those that it begins, to one processor while it lives.
+/// Binds the calling thread and the threads that it starts to one processor until dropped.
 struct OneCore(CpuSet);
 
 impl OneCore {
@@ -123,13 +140,13 @@ impl OneCore {
 
 impl Drop for OneCore {
     fn drop(&mut self) {
-        // It was so before, so it is allowed.
+        // This affinity was in force before, so the kernel allows it.
         let _ = sched_setaffinity(Pid::from_raw(0), &self.0);
     }
 }
 
 fn measure(size: &Size, seed: u64, progress: impl Fn(f64, &str)) -> anyhow::Result<Found> {
-    // Before the thread is held to one processor, as its threads begin here.
+    // This runtime starts first, because its threads must not inherit the affinity set below.
     let away = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let one_core = OneCore::new()?;
     let unique = format!("penstock-fabric-{}-{seed}", std::process::id());
@@ -138,7 +155,7 @@ fn measure(size: &Size, seed: u64, progress: impl Fn(f64, &str)) -> anyhow::Resu
     let here = Builder::new_current_thread().enable_all().build()?;
     let found = here.block_on(run(size, seed, &folder, away.handle(), progress));
     drop((here, one_core));
-    // What could not be removed is in the machine's folder for such things.
+    // If this fails, the files remain in the machine's folder for temporary files.
     let _ = std::fs::remove_dir_all(&folder);
     found
 }
@@ -182,7 +199,7 @@ async fn interval(bed: &mut Bed, rng: &mut Rng) -> anyhow::Result<Closed> {
     })
 }
 
-/// What a thread, or all of this process, has run, in user and kernel mode.
+/// Seconds of CPU time, user and kernel mode, of a thread or of this process.
 fn cpu_seconds(who: UsageWho) -> anyhow::Result<f64> {
     let used = getrusage(who)?;
     let seconds = |time: TimeVal| {

@@ -1,13 +1,17 @@
 //! A fabric of simulated switches and hosts' agents, with the controller's own leader.
 //!
-//! **What is simulated.** Switches are [`SimSwitch`]es; an agent is a session in the controller's
-//! registry, which reports and answers as one at the other end of a connection does. What is not:
-//! registry, leader and store, which are those of the service. An agent with a connection of its
-//! own may come in the place of one of these ([`Bed::leave_to_others`]).
+//! # Approach
 //!
-//! **Load.** A tenant is active or idle; before each interval one in [`TURNS`] turns from one to
-//! the other. Each host of an active tenant reports up to twice what its VMs there are guaranteed,
-//! at random and anew in each interval; nothing is reported of idle ones.
+//! Switches are [`SimSwitch`]es. An agent is a session in the controller's registry, which reports
+//! and answers as a connected agent does. Registry, leader and store are not simulated; they are
+//! the service's own. An agent with a real connection may take the place of a simulated one
+//! ([`Bed::leave_to_others`]).
+//!
+//! # Load
+//!
+//! A tenant is active or idle. Before each interval one tenant in [`TURNS`] changes its state. In
+//! each interval every host reports, for each of its active tenants, a random amount of up to twice
+//! the guarantee of the tenant's VMs there. Hosts report nothing of idle tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -40,11 +44,11 @@ use penstock_guest::clock;
 const CAP: u32 = 17;
 const MEAN_VMS: f64 = 49.0;
 const RATES_MBPS: [u64; 4] = [10, 20, 50, 100];
-/// One tenant in so many turns active or idle before an interval.
+/// One tenant in so many changes between active and idle before an interval.
 const TURNS: u64 = 10;
 /// Tenants stored in one transaction.
 const BATCH: usize = 100;
-/// How long a switch or host may take for one message.
+/// Time limit of a switch or host for one message.
 const LIMIT: Duration = Duration::from_secs(5);
 
 pub(super) struct Bed {
@@ -54,11 +58,11 @@ pub(super) struct Bed {
     tenants: Vec<String>,
     idle: BTreeSet<String>,
     reports: u64,
-    /// What the leader took to read what is stored and to bring the switches to it.
+    /// Time in which the leader read the store and brought the switches to that state.
     pub(super) took_over: Duration,
 }
 
-/// A server whose agent is in this process.
+/// A server with its agent in this process.
 struct Host {
     name: String,
     session: u64,
@@ -86,7 +90,7 @@ fn tenant(number: usize, rng: &mut Rng) -> anyhow::Result<TenantSpec> {
     })
 }
 
-/// Tenants that were placed before this controller came, as it finds them.
+/// Places and stores the tenants that this controller finds when it takes over.
 async fn stored(k: u32, tenants: usize, store: &Embedded, rng: &mut Rng) -> anyhow::Result<()> {
     let mut fabric = fabric(k)?;
     let mut writes = Vec::new();
@@ -131,7 +135,7 @@ fn switches(fabric: &Fabric) -> BTreeMap<penstock_fabric::topology::NodeId, Swit
 }
 
 impl Bed {
-    /// A fat-tree of `k` with `tenants` tenants, all agents there.
+    /// Builds a fat-tree of `k` with `tenants` tenants. The agents of all servers are connected.
     pub(super) async fn new(
         k: u32,
         tenants: usize,
@@ -161,7 +165,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// All of them come.
+    /// Connects the agents of all servers.
     fn agents(&mut self) -> anyhow::Result<()> {
         let fabric = self.leader.fabric();
         for server in fabric.topology().layer(0) {
@@ -186,30 +190,30 @@ impl Bed {
         Ok(())
     }
 
-    /// Registers new hosts. They get their plans with the next interval.
+    /// Tells the leader about new sessions. Their hosts get their state with the next interval.
     pub(super) fn welcome(&mut self) {
         for host in self.registry.take_arrivals() {
             self.leader.host_came(&host);
         }
     }
 
-    /// The sessions of all agents.
+    /// The registry with the sessions of all agents.
     pub(super) fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
 
-    /// The first `count` servers report no more from here: their agents come by other ways.
+    /// Stops the reports of the first `count` servers, which other agents take over.
     pub(super) fn leave_to_others(&mut self, count: usize) -> Vec<(String, Guaranteed)> {
         let left = self.hosts.drain(..count.min(self.hosts.len()));
         left.map(|host| (host.name, host.tenants)).collect()
     }
 
-    /// How many agents there are.
+    /// Number of connected agents.
     pub(super) fn agents_count(&self) -> usize {
         self.registry.connected_count()
     }
 
-    /// Tenants turn active or idle, and every host that is left here reports a second.
+    /// Switches some tenants between active and idle. Every simulated host reports one second.
     pub(super) fn report(&mut self, rng: &mut Rng) -> anyhow::Result<()> {
         self.reports += 1;
         for tenant in &self.tenants {
@@ -231,7 +235,7 @@ impl Bed {
         Ok(())
     }
 
-    /// What the service does when an interval ends; who of `asked` was heard in it.
+    /// Closes an interval as the service does. Also returns how many hosts of `asked` were heard.
     pub(super) async fn close(
         &mut self,
         asked: &BTreeSet<String>,

@@ -1,7 +1,9 @@
-//! Agents of the kind that runs on hosts, over gRPC, in the registry of a [`Bed`].
+//! Real host agents, over gRPC, in the registry of a [`Bed`].
 //!
-//! **Who runs where.** Controller, its port and the agents that need no connection share the
-//! caller's runtime; the agents with connections run on `away`, as on other machines.
+//! # Approach
+//!
+//! The controller, its port and the agents without connections share the caller's runtime. The
+//! agents with connections run on `away`, as if on other machines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -27,40 +29,40 @@ use super::fabric_bed::{Bed, Guaranteed};
 use crate::evidence::stats::count;
 use penstock_guest::clock;
 
-/// Until all are there, and until all have ended.
+/// Time limit until all agents are connected, and until all have ended.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Descriptors of a session in one process, and of everything else.
 const DESCRIPTORS: (u64, u64) = (3, 256);
 
-/// How many agents connect, and for how long.
+/// Number of agents that connect, and the length of the run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) sessions: usize,
-    /// Between two reports of an agent.
+    /// Time between two reports of an agent.
     pub(super) report: Duration,
-    /// Between two intervals.
+    /// Time between two intervals.
     pub(super) every: Duration,
     pub(super) intervals: usize,
 }
 
-/// What was found.
+/// Results of the run.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    /// Until all were there.
+    /// Seconds until all agents were connected.
     pub(super) all_there_s: f64,
-    /// The interval that tells all of them what concerns them.
+    /// Seconds of the interval that sends all of the agents their state.
     pub(super) told_s: f64,
-    /// Each further interval: how long, what the controller's thread ran, hosts heard of all, and
-    /// of those over gRPC, %.
+    /// For each further interval: its seconds, the CPU seconds of the controller's thread, and two
+    /// shares of hosts heard in per cent: of all hosts, and of those over gRPC.
     pub(super) intervals: Vec<(f64, f64, f64, f64)>,
-    /// Elements that did not follow.
+    /// Elements that did not apply their plan.
     pub(super) failed: usize,
     /// Sessions that began and ended again.
     pub(super) lost: usize,
     pub(super) plans_done: usize,
 }
 
-/// A switch whose tenants sent half of their guarantees since it began.
+/// A switch whose tenants have sent half of their guarantees since `begin`.
 #[derive(Debug)]
 struct Side {
     begin: std::time::Instant,
@@ -91,7 +93,7 @@ fn descriptors(sessions: usize) -> anyhow::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.max(wanted), hard)?)
 }
 
-/// Agents of `hosts`, at `endpoint`.
+/// Creates agents of `hosts` that connect to `endpoint`.
 fn agents(
     hosts: Vec<(String, Guaranteed)>,
     endpoint: &str,
@@ -115,8 +117,7 @@ fn agents(
     Ok(tasks)
 }
 
-/// Has agents of some of the bed's servers come over gRPC in place of those that are there, and
-/// closes intervals with both.
+/// Replaces some of the bed's agents with agents over gRPC, and closes intervals with both kinds.
 pub(super) async fn sessions(
     bed: &mut Bed,
     wanted: Wanted,
@@ -160,7 +161,7 @@ pub(super) async fn sessions(
     Ok(found)
 }
 
-/// How many have done a plan of this leader.
+/// Number of `hosts` that have applied a plan of this leader.
 fn done_by(registry: &Registry, hosts: &BTreeSet<String>, epoch: u64) -> usize {
     let done = |host: &&String| {
         registry.has(host).is_some_and(|has| has.epoch == epoch && has.generation > 0)

@@ -1,4 +1,4 @@
-//! What runs leave behind: JSON, a picture, and the series as CSV.
+//! Files of results: JSON, a picture, and the series as CSV.
 
 use std::path::{Path, PathBuf};
 
@@ -9,22 +9,20 @@ use super::seeds::Summary;
 use crate::evidence::series::csv;
 use crate::evidence::{Experiment, Record};
 
-/// A file of results: one record, or several with what they come to.
+/// A file of results: one record, or several with their summaries.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Results {
-    /// One run.
     One(Box<Record>),
     Many {
-        /// Each of them.
         runs: Vec<Record>,
-        /// Their claims, by experiment and mode.
+        /// Summaries of the claims, by experiment and mode.
         summaries: Vec<Summary>,
     },
 }
 
 impl Results {
-    /// The results of `groups`, each the runs of one experiment and mode.
+    /// Collects the results of `groups`. A group holds the runs of one experiment and mode.
     #[must_use]
     pub fn of(groups: &[Vec<Record>]) -> Self {
         if let [group] = groups
@@ -44,20 +42,21 @@ impl Results {
         }
     }
 
-    /// As JSON text with a line's end.
+    /// Returns the results as JSON text that ends with a newline.
     ///
     /// # Errors
-    /// When it cannot be written as JSON, which is a fault of the program.
+    /// If the results cannot be serialized, which is a fault of the program.
     pub fn json(&self) -> anyhow::Result<String> {
         Ok(serde_json::to_string_pretty(self).context("writing the results")? + "\n")
     }
 }
 
-/// Writes the runs of one experiment and mode into `dir`: NAME-MODE.json, the first run's picture,
-/// its series as CSV and, if it tells one, its story as text. Returns the files.
+/// Writes the runs of one experiment and mode into `dir` and returns the files. They are
+/// NAME-MODE.json, and of the first run its picture, its series as CSV and, if there is one, its
+/// story as text.
 ///
 /// # Errors
-/// When the directory or a file cannot be written.
+/// If the directory or a file cannot be written.
 pub fn write(dir: &Path, experiment: &Experiment, runs: &[Record]) -> anyhow::Result<Vec<PathBuf>> {
     let Some(first) = runs.first() else { return Ok(Vec::new()) };
     std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;

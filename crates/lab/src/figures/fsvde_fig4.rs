@@ -1,13 +1,28 @@
 //! FS-VDE, Fig. 4: three clients of weights 5, 3 and 1 with seven, four and one flows.
 //!
-//! **Problem.** A link whose frames go as they come is divided among flows, so who has more of them
-//! has more. **Source.** FS-VDE §4.1, Fig. 4: c1, c2 and c3 own three, two and one VMs. "In the
-//! legacy VDE ... c1 gets about a half of the bandwidth, c2 gets a third and c3 gets only a
-//! twelfth"; "the VTRR scheduler makes schedule (c1, c2, c3, c1, c2, c1, c2, c1, c1)".
+//! # Problem
 //!
-//! **What is compared.** The schedule, by turns of exactly a frame each ([`penstock_qos::vtrr`]),
-//! as printed. Shares of the link ([`super::fsvde_link`]), of 1 Gbit/s: by flows 7/12, 4/12, 1/12,
-//! by weight 5/9, 3/9, 1/9. How the flows lie on the VMs is not printed: 3 + 2 + 2, 2 + 2, 1.
+//! A first-come, first-served link is divided among flows, so a client with more flows gets more of
+//! it.
+//!
+//! # Source
+//!
+//! FS-VDE §4.1, Fig. 4: c1, c2 and c3 own three, two and one VMs. "In the legacy VDE ... c1 gets
+//! about a half of the bandwidth, c2 gets a third and c3 gets only a twelfth"; "the VTRR scheduler
+//! makes schedule (c1, c2, c3, c1, c2, c1, c2, c1, c1)".
+//!
+//! # Approach
+//!
+//! Two things are compared with the paper:
+//!
+//! - The schedule as printed, by turns of exactly one frame each ([`penstock_qos::vtrr`]).
+//! - Shares of a link of 1 Gbit/s ([`super::fsvde_link`]): 7/12, 4/12, 1/12 by flows, and 5/9, 3/9,
+//!   1/9 by weight.
+//!
+//! # Departures
+//!
+//! The paper does not print how the flows are spread over the VMs. Here c1's VMs have 3, 2 and 2
+//! flows, c2's have 2 and 2, and c3's has 1.
 
 use penstock_qos::discipline::Discipline;
 use penstock_qos::vtrr::Vtrr;
@@ -30,11 +45,11 @@ const CLIENTS: [Client; 3] = [
     Client { weight: 3, flows: &[2, 2] },
     Client { weight: 1, flows: &[1] },
 ];
-/// As printed, from 0.
+/// The printed schedule. Clients count from 0.
 const SCHEDULE: [usize; 9] = [0, 1, 2, 0, 1, 0, 1, 0, 0];
 const RATE: BitsPerSecond = BitsPerSecond(1_000_000_000);
 const SECS: u64 = 10;
-/// Shares by flows and by weight.
+/// Shares of the clients by flows and by weight.
 const LEGACY: [f64; 3] = [7.0 / 12.0, 4.0 / 12.0, 1.0 / 12.0];
 const FAIR: [f64; 3] = [5.0 / 9.0, 3.0 / 9.0, 1.0 / 9.0];
 const BAND: f64 = 0.002;
@@ -68,7 +83,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Three cycles of turns.
+/// Returns the clients of three cycles of turns.
 fn schedule() -> anyhow::Result<Vec<usize>> {
     let mut vtrr = Vtrr::new(CLIENTS.len());
     for (slot, client) in CLIENTS.iter().enumerate() {

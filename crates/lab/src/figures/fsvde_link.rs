@@ -1,14 +1,24 @@
-//! One link that clients' flows share, as FS-VDE's figures have it: frames as they come, or by
+//! One link that clients' flows share in FS-VDE's figures: first come, first served, or by
 //! `fair-share`.
 //!
-//! **Problem.** FS-VDE compares what clients get of a link when nobody divides it with what they
-//! get by its schedule. **Rule.** Flows are those of TCP between hosts of one network without loss:
-//! each has a window of [`WINDOW`] frames under way, and when one has arrived another comes
-//! [`BACK`] later, give or take by the seed. So frames that come first go first give each *flow*
-//! the same (max-min among flows, FS-VDE §1), as the paper says of the legacy switch. `fair-share`
-//! is [`penstock_qos::fair_share`], with its default bound; a frame that it holds waits in its VM's
-//! ring until one of that VM has gone. The link takes a frame's bytes by its rate, nothing else
-//! costs.
+//! # Problem
+//!
+//! FS-VDE compares what clients get of a link that nobody divides with what they get by its
+//! schedule.
+//!
+//! # Approach
+//!
+//! Flows behave as TCP does between hosts of one network without loss. Each flow has a window of
+//! [`WINDOW`] frames under way. When a frame has arrived, the next one comes [`BACK`] later, plus a
+//! random part by the seed. First come, first served thus gives each *flow* the same (max-min among
+//! flows, FS-VDE §1). The paper says this of the legacy switch.
+//!
+//! `fair-share` is [`penstock_qos::fair_share`] with its default bound. A frame that it holds waits
+//! in its VM's ring until a frame of that VM has left.
+//!
+//! # Cost
+//!
+//! The link takes a frame's bytes by its rate. Nothing else costs time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -21,7 +31,7 @@ use penstock_units::{BitsPerSecond, Nanos, Weight};
 pub(super) const WINDOW: u32 = 44;
 /// Bytes of a frame: an MTU and Ethernet's header.
 pub(super) const FRAME: u32 = 1_514;
-/// From a frame's departure to the next one of its flow: so much, and at most as much again.
+/// Least time from a frame's departure to the next frame of its flow; the most is twice that.
 pub(super) const BACK: Nanos = Nanos::from_micros(200);
 
 /// A client: its weight, and the number of flows of each of its VMs.
@@ -31,12 +41,12 @@ pub(super) struct Client {
     pub flows: &'static [usize],
 }
 
-/// What divides the link.
+/// Discipline that divides the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Egress {
-    /// First come, first served: the legacy switch.
+    /// First come, first served, as in the legacy switch.
     Fifo,
-    /// FS-VDE.
+    /// The schedule of FS-VDE.
     FairShare,
 }
 
@@ -49,36 +59,35 @@ impl Egress {
     }
 }
 
-/// Whose flow it is.
+/// Client and VM that a flow belongs to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flow {
     pub client: usize,
     pub vm: usize,
 }
 
-/// What each flow sent after the beginning that is not counted.
+/// Bytes that each flow sent after the first second, which is not counted.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub flows: Vec<Flow>,
-    /// Bytes of each flow.
     pub bytes: Vec<u64>,
-    /// Seconds in which they were sent.
+    /// Seconds in which the bytes were sent.
     pub secs: f64,
 }
 
 impl Sent {
-    /// Mbit/s of a flow.
+    /// Rate of one flow in Mbit/s.
     pub fn mbps(&self, flow: usize) -> f64 {
         megabits(self.bytes[flow]) / self.secs
     }
 
-    /// Mbit/s of a client.
+    /// Rate of one client in Mbit/s.
     pub fn client_mbps(&self, client: usize) -> f64 {
         let of = |flow: &usize| self.flows[*flow].client == client;
         (0..self.flows.len()).filter(of).map(|flow| self.mbps(flow)).sum()
     }
 
-    /// Mbit/s of all.
+    /// Rate of all flows together in Mbit/s.
     pub fn all_mbps(&self) -> f64 {
         (0..self.flows.len()).map(|flow| self.mbps(flow)).sum()
     }
@@ -89,7 +98,7 @@ fn megabits(bytes: u64) -> f64 {
     bytes as f64 * 8.0 / 1e6
 }
 
-/// Who goes next.
+/// Frames that wait for the link, in the order of the discipline.
 enum Line {
     Fifo(VecDeque<u32>),
     Fair { fair: Box<FairShare<u32>>, rings: Vec<VecDeque<u32>> },
@@ -113,7 +122,7 @@ impl Line {
         Ok(Self::Fair { fair: Box::new(fair), rings: vec![VecDeque::new(); vms] })
     }
 
-    /// A frame of a flow comes from its VM.
+    /// Adds a frame of `flow` that comes from its VM.
     fn come(&mut self, flow: u32, vm: usize, now: Nanos) {
         match self {
             Self::Fifo(queue) => queue.push_back(flow),
@@ -124,7 +133,7 @@ impl Line {
         }
     }
 
-    /// What there is room for out of a VM's ring.
+    /// Takes frames out of a VM's ring until there is no more room.
     fn take(fair: &mut FairShare<u32>, ring: &mut VecDeque<u32>, vm: usize, now: Nanos) {
         while let Some(flow) = ring.front() {
             if fair.offer(vm, *flow, FRAME, now) != Offer::Queued {
@@ -149,7 +158,7 @@ impl Line {
 /// Runs the link for `secs` after a second that is not counted.
 ///
 /// # Errors
-/// A weight out of range.
+/// If a weight is out of range.
 pub(super) fn run(
     clients: &[Client],
     egress: Egress,
@@ -194,7 +203,7 @@ pub(super) fn run(
     Ok(Sent { flows, bytes, secs })
 }
 
-/// All flows, client by client.
+/// Lists all flows, client by client.
 fn flows(clients: &[Client]) -> Vec<Flow> {
     let mut flows = Vec::new();
     let mut vm = 0;

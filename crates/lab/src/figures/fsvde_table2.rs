@@ -1,14 +1,26 @@
 //! FS-VDE, Table II: five TCP flows of two clients with weights 1 and 2.
 //!
-//! **Problem.** c1 has one flow from one VM, c2 four from two; c2 is due twice what c1 gets.
-//! **Source.** FS-VDE §5, Tables I and II. The table's unit reads MB/s, its text has Mbps, and its
-//! sums only fit that.
+//! # Problem
 //!
-//! **What is compared.** `fifo_ratio_c2_over_c1`: the paper's TCP had 3.28, flows that are equal
-//! have 4 ([`super::fsvde_link`]). `fair_ratio_c2_over_c1` and the least part that a client got of
-//! its due: published 2.01 and 99.4 %. The link is what the legacy switch carried in all, 582.4
-//! Mbit/s; the 5 % that the paper's scheduling cost there is no matter of a simulation (live:
-//! `throughput_vs_fifo_pct`).
+//! c1 has one flow from one VM, and c2 has four flows from two VMs. By weight c2 should get twice
+//! what c1 gets.
+//!
+//! # Source
+//!
+//! FS-VDE §5, Tables I and II. The table prints MB/s and the text Mbps; the sums only fit Mbps.
+//!
+//! # Approach
+//!
+//! - `fifo_ratio_c2_over_c1`: the paper's TCP had 3.28. Equal flows give 4 ([`super::fsvde_link`]).
+//! - `fair_ratio_c2_over_c1`: published as 2.01.
+//! - The least share of its due that a client got: published as 99.4 %.
+//!
+//! The link's rate is what the legacy switch carried in all, 582.4 Mbit/s.
+//!
+//! # Departures
+//!
+//! The paper's scheduling cost 5 % of throughput. A simulation cannot show that cost; the live
+//! figure does (`throughput_vs_fifo_pct`).
 
 use penstock_units::BitsPerSecond;
 
@@ -24,7 +36,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Table I: f1; f2 and f3, f4 and f5.
+/// Table I: c1 has f1; c2 has f2 and f3 on one VM, and f4 and f5 on the other.
 const CLIENTS: [Client; 2] =
     [Client { weight: 1, flows: &[1] }, Client { weight: 2, flows: &[2, 2] }];
 const RATE: BitsPerSecond = BitsPerSecond(582_400_000);

@@ -1,4 +1,4 @@
-//! For tests: a simulated figure whose claims hold.
+//! Test helper that checks the claims of a simulated figure.
 
 use clap::Parser as _;
 
@@ -11,7 +11,7 @@ struct Cli {
     args: RunArgs,
 }
 
-/// Every claim that has a band holds with each of these seeds.
+/// Asserts that every claim with a band holds with each of these seeds.
 pub(super) fn assert_holds(name: &'static str, sim: Run, seeds: &[u64]) {
     let args = Cli::parse_from(["run", name]).args;
     for seed in seeds {

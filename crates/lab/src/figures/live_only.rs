@@ -3,7 +3,7 @@
 use crate::evidence::{Context, Experiment, Outcome, Picture, Record};
 use crate::live;
 
-/// One of them.
+/// Creates an experiment without a simulation.
 const fn live(
     name: &'static str,
     source: &'static str,
@@ -14,7 +14,7 @@ const fn live(
     Experiment { name, source, about, sim: None, live: Some(run), picture }
 }
 
-/// What `make demo` shows; found by its name and not a part of `all`.
+/// Measurements that `make demo` shows. It runs only by name and is not a part of `all`.
 pub const DEMO: Experiment = live(
     "demo",
     "C2QoS §II-B, Fig. 1",
@@ -23,7 +23,7 @@ pub const DEMO: Experiment = live(
     live::demo_picture,
 );
 
-/// Bars for real vCPU threads.
+/// Wake-up latency of real vCPU threads, with bands.
 pub const VCPU_WAKEUP: Experiment = live(
     "vcpu-wakeup",
     "VM jitter §V-A",
@@ -32,7 +32,7 @@ pub const VCPU_WAKEUP: Experiment = live(
     live::vcpu_wakeup_picture,
 );
 
-/// The same with several deadlines at once, and with sixteen VMs.
+/// Wake-up latency with several deadlines at once, and with sixteen VMs.
 pub const VCPU_WAKEUP_MANY: Experiment = live(
     "vcpu-wakeup-many",
     "VM jitter §V-A",
@@ -41,7 +41,7 @@ pub const VCPU_WAKEUP_MANY: Experiment = live(
     live::vcpu_wakeup_many_picture,
 );
 
-/// One cell of it for ten minutes; found by its name and not a part of `all`.
+/// One cell of the wake-up figures for ten minutes. It runs only by name, not as a part of `all`.
 pub const VCPU_WAKEUP_LONG: Experiment = live(
     "vcpu-wakeup-long",
     "VM jitter §V-A",
@@ -50,7 +50,7 @@ pub const VCPU_WAKEUP_LONG: Experiment = live(
     live::vcpu_wakeup_picture,
 );
 
-/// What `make fabric-demo` shows; found by its name as well.
+/// Measurements that `make fabric-demo` shows. It also runs only by name.
 pub const FABRIC_DEMO: Experiment = live(
     "fabric-demo",
     "QShare §VII-A",

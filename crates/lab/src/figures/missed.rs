@@ -1,25 +1,38 @@
-//! The list of claims that are known as missed, and what a run makes of it.
+//! The list of claims that are known as missed, and the check of a run against it.
 //!
-//! **Problem.** A claim that does not hold must stay visible for years without hiding the next one
-//! that breaks; it must not become worse unseen; and when it holds one day, the text that says it
-//! does not has become untrue. **Rule.** The list is a table in a Markdown file, so that the reason
-//! stands where people read it. Under a heading that contains "missed", each row names an
-//! experiment, a mode, one claim, the seeds (`all`, or such as `3, 7-9`), the worst figure found, a
-//! tolerance, and why. A claim has one row. Figure and tolerance are numbers in the claim's unit,
-//! which may stand behind them; `not measured` is a figure without a tolerance.
+//! # Problem
+//!
+//! A claim that does not hold must stay visible for years. It must not hide the next claim that
+//! breaks, and it must not become worse unseen. When the claim holds one day, the text that says
+//! otherwise has become untrue.
+//!
+//! # Format
+//!
+//! The list is a table in a Markdown file, so that the reason is where people read it. The table
+//! comes under a heading that contains "missed". Each row names:
+//!
+//! - an experiment, a mode and one claim; a claim has one row;
+//! - the seeds: `all`, or a list such as `3, 7-9`;
+//! - the worst figure found and a tolerance, as numbers in the claim's unit, with or without the
+//!   unit; if the figure is `not measured`, it has no tolerance;
+//! - the reason.
+//!
+//! Other tables and text of the file are ignored.
+//!
+//! # Rules
 //!
 //! A run fails for a claim that
 //!
 //! - is missed and not listed for its seed;
-//! - is listed, and missed by more than figure and tolerance say, or not measured where a figure is
-//!   listed, or measured where none is;
-//! - is listed, and holds (simulated: a live claim that is missed on a disturbed machine may hold
-//!   on a calm one, which is only said);
+//! - is listed, and missed by more than figure and tolerance allow;
+//! - is listed with a figure and not measured, or listed as not measured and measured;
+//! - is listed, and holds in a simulated run;
 //! - is listed with a figure that would hold, has no band, or does not exist.
 //!
-//! Other tables and text of the file are not looked at.
+//! A live claim that is missed on a disturbed machine may hold on a calm one. If it does, the run
+//! reports it and does not fail.
 //!
-//! **Example.**
+//! # Example
 //!
 //! ```text
 //! ## Claims known as missed
@@ -37,13 +50,13 @@ use anyhow::Context as _;
 use super::registry::find;
 use crate::evidence::{Claim, Mode, Record};
 
-/// Words in the heading of the list.
+/// Word in the heading of the list.
 const HEADING: &str = "missed";
 /// Cells of a row: experiment, mode, claim, seeds, found, tolerance, why.
 const CELLS: usize = 7;
-/// The cell of a figure that could not be measured.
+/// Text of the cell if the figure could not be measured.
 const NOT_MEASURED: &str = "not measured";
-/// A tolerance is at most this part of its figure.
+/// Highest tolerance, as a share of its figure.
 const TOLERANCE_MAX: f64 = 0.5;
 
 /// A claim that is known as missed.
@@ -56,7 +69,7 @@ pub struct Entry {
     found: Option<Figure>,
 }
 
-/// The worst figure found, and by how much another may be worse.
+/// The worst figure found, and by how much another figure may be worse.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Figure {
     value: f64,
@@ -87,7 +100,7 @@ impl Figure {
         Ok(Some(Self { value, tolerance }))
     }
 
-    /// Whether `claim`, which is missed, is missed by more than this.
+    /// Returns whether the missed `claim` is missed by more than this figure and its tolerance.
     fn is_exceeded(self, claim: &Claim, measured: f64) -> bool {
         let Self { value, tolerance } = self;
         match (claim.low, claim.high) {
@@ -97,7 +110,7 @@ impl Figure {
     }
 }
 
-/// With which seeds.
+/// Seeds for which a claim is listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Seeds {
     All,
@@ -125,30 +138,30 @@ impl Seeds {
     }
 }
 
-/// All of them.
+/// All rows of the list.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Missed(Vec<Entry>);
 
-/// What a run says about the list.
+/// Result of comparing a claim with the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Missed, and listed: what was expected.
+    /// The claim is missed and listed.
     Expected,
-    /// Missed, and not listed.
+    /// The claim is missed and not listed.
     Unlisted,
-    /// Listed, and missed by more than the list says.
+    /// The claim is listed, and missed by more than the list allows.
     Worse,
-    /// Listed with a figure, and not measured; or the other way round.
+    /// The claim is listed with a figure and was not measured, or the other way round.
     OtherwiseMeasured,
-    /// Listed with a figure that would hold.
+    /// The claim is listed with a figure that would hold.
     FigureHolds,
-    /// Listed, and it holds.
+    /// The claim is listed and holds.
     Holds,
-    /// Listed, and it holds in a live run.
+    /// The claim is listed and holds in a live run.
     HoldsHere,
-    /// Listed, and only shown.
+    /// The claim is listed and has no band.
     Shown,
-    /// Listed, and there is no such claim.
+    /// The list names a claim that does not exist.
     Unknown,
 }
 
@@ -162,7 +175,7 @@ pub struct Remark {
 }
 
 impl Remark {
-    /// Whether the run fails for it.
+    /// Returns whether the run fails because of this remark.
     #[must_use]
     pub fn is_failure(&self) -> bool {
         !matches!(self.verdict, Verdict::Expected | Verdict::HoldsHere)
@@ -188,20 +201,20 @@ impl fmt::Display for Remark {
 }
 
 impl Missed {
-    /// The list of a file.
+    /// Reads the list from a file.
     ///
     /// # Errors
-    /// When the file cannot be read, has no such list, or a row of it is wrong.
+    /// If the file cannot be read, has no such list, or a row of it is wrong.
     pub fn read(file: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(file);
         let text = text.with_context(|| format!("reading {}", file.display()))?;
         Self::parse(&text).with_context(|| file.display().to_string())
     }
 
-    /// The list of a file's text.
+    /// Parses the list from a file's text.
     ///
     /// # Errors
-    /// As [`Self::read`]; the text names the line.
+    /// As [`Self::read`]; the error names the line.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let (mut inside, mut found, mut entries) = (false, false, Vec::new());
         for (number, line) in (1..).zip(text.lines()) {
@@ -220,8 +233,8 @@ impl Missed {
         Ok(Self(entries))
     }
 
-    /// What `records` say about the list, and it about them. `short`: they are of runs that were
-    /// shorter than the figures, of which that a listed claim holds says nothing.
+    /// Compares `records` with the list. If `short`, the runs were shorter than the figures, so a
+    /// listed claim that holds gives no remark.
     #[must_use]
     pub fn judge(&self, records: &[Record], short: bool) -> Vec<Remark> {
         let mut remarks = Vec::new();
@@ -289,7 +302,7 @@ impl Entry {
         claim(self) == claim(other)
     }
 
-    /// What is to be said of `claim`, which is missed.
+    /// Returns the verdict on the missed `claim`.
     fn judge(&self, claim: &Claim) -> Verdict {
         match (self.found, claim.measured) {
             (Some(found), _) if claim.covers(found.value) => Verdict::FigureHolds,
@@ -300,7 +313,7 @@ impl Entry {
     }
 }
 
-/// The cells of a row of a table; `None` of its head, the line below it, and all that is no row.
+/// Returns the cells of a table's row. `None` for the head, the line below it, and other lines.
 fn cells(line: &str) -> Option<Vec<&str>> {
     let row = line.trim().strip_prefix('|')?.strip_suffix('|')?;
     let cells: Vec<&str> = row.split('|').map(str::trim).collect();
@@ -322,7 +335,7 @@ mod tests {
         Missed::parse(&format!("{HEAD}{rows}\n## After\n\n| x |\n"))
     }
 
-    /// Claim `a` holds when it is at most 1.
+    /// Claim `a` holds if it is at most 1.
     fn record(seed: u64, a: f64) -> Record {
         Record {
             experiment: "c2qos-fig12".to_owned(),
@@ -360,13 +373,13 @@ mod tests {
         for short in [false, true] {
             assert_eq!(verdicts(ROW, &[record(3, 2.51)], short), [Verdict::Worse]);
         }
-        // What is to be large is worse when it is smaller.
+        // A claim with a lower limit is worse if its value is smaller.
         let mut low = record(3, 1.0);
         low.claims = vec![Claim::new("a", "A.", "%").at_least(3.0).measured(1.51)];
         assert_eq!(verdicts(ROW, &[low.clone()], false), [Verdict::Expected]);
         low.claims[0] = low.claims[0].clone().measured(1.49);
         assert_eq!(verdicts(ROW, &[low.clone()], false), [Verdict::Worse]);
-        // The other end of a band, and a figure that is none any more.
+        // This checks the lower end of a band, and a listed figure that would now hold.
         low.claims = vec![Claim::new("a", "A.", "%").within(-1.0, 1.0).measured(-1.1)];
         assert_eq!(verdicts(&ROW.replace("2 %", "-2"), &[low.clone()], false), [Verdict::Expected]);
         low.claims = vec![Claim::new("a", "A.", "%").at_most(2.0).measured(2.1)];
@@ -411,7 +424,7 @@ mod tests {
         assert_eq!(verdicts("", &[shown], false), []);
     }
 
-    /// The repository's own list, and what README says of it.
+    /// Compares the repository's own list with what README says about it.
     #[test]
     fn the_readme_counts_the_claims_that_are_listed() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));

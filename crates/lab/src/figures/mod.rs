@@ -1,14 +1,21 @@
 //! Published figures and tables, replayed: simulated at the paper's scale, and live.
 //!
-//! **Problem.** A promise about bandwidth and latency is worth what can be repeated. **Rule.** One
-//! module for each figure; it says what the paper did, what is compared, and where its numbers come
-//! from. A run yields an [`Outcome`](crate::evidence::Outcome); the picture shows its record alone.
-//! Bands are those set where the figure was asked for; a claim that does not hold is shown as such,
-//! and the exit status says so.
+//! # Problem
 //!
-//! **To write one:** a module with `pub const EXPERIMENT: Experiment`, named in [`EXPERIMENTS`].
-//! Its functions for `sim` and `live` get a [`Context`](crate::evidence::Context) (seed,
-//! progress, settings) and fill an `Outcome`:
+//! A promise about bandwidth and latency is worth only what others can repeat.
+//!
+//! # Approach
+//!
+//! Each figure has one module. The module says what the paper did, what is compared, and where its
+//! numbers come from. A run yields an [`Outcome`](crate::evidence::Outcome); the picture shows only
+//! its record. The bands come from the figure's requirements. A claim that does not hold is shown
+//! as such, and the exit status reports it.
+//!
+//! # How to write a figure
+//!
+//! Write a module with `pub const EXPERIMENT: Experiment` and add it to [`EXPERIMENTS`]. Its
+//! functions for `sim` and `live` get a [`Context`](crate::evidence::Context) (seed, progress,
+//! settings) and fill an `Outcome`:
 //!
 //! ```ignore
 //! pub const EXPERIMENT: Experiment = Experiment {
@@ -40,15 +47,17 @@
 //! }
 //! ```
 //!
-//! | Module | What it is |
+//! # Modules
+//!
+//! | Module | Content |
 //! |---|---|
 //! | `registry` | all figures by name |
-//! | [`run`], [`files`], [`seeds`] | the command line, what is written, many seeds |
-//! | [`missed`] | the list of claims that are known as missed |
+//! | [`run`], [`files`], [`seeds`] | command line, result files, runs with many seeds |
+//! | [`missed`] | list of claims that are known as missed |
 //! | [`report`], [`plot`] | all results on one page; runs of the load generator over time |
-//! | [`paper_platform`] | what a frame costs on the platform of the C2QoS paper |
-//! | [`paper_testbed`], [`paper_counters`] | its testbed, and what the worker counts there |
-//! | `qshare_core`, `qshare_fct` | the worlds of QShare's Figs. 4 and 5 |
+//! | [`paper_platform`] | cost of a frame on the platform of the C2QoS paper |
+//! | [`paper_testbed`], [`paper_counters`] | testbed of that paper, and worker's counters in it |
+//! | `qshare_core`, `qshare_fct` | networks and traffic of QShare's Figs. 4 and 5 |
 //! | `vcpu_bed` | processors, driver domain and guests of VM jitter's Figs. 2, 6, 7 and 12 |
 //! | `c2qos_*`, `fsvde_*`, `jitter_*`, `qshare_*` | the figures |
 

@@ -1,11 +1,20 @@
-//! What a frame costs in the testbed, by the worker's own counters.
+//! Cost of a frame in the testbed, by the worker's own counters.
 //!
-//! **Problem.** A cost table that is read back says nothing about the worker. What is sold and
-//! charged is what the worker *counts*: if it charged a batch to the wrong port, sampled stages
-//! with a bias, or took hits for misses, no table would show it. **Rule.** VMs send at a pace
-//! through the production worker; a frame's cost is what the ports' counters grew by: `cycles` of
-//! all batches, and the three stages of every 64th. The true costs with their noise are on the
-//! other side, in the simulated core. **Cost.** Some 0.3 us of this machine a frame.
+//! # Problem
+//!
+//! A cost table that is read back says nothing about the worker. The worker's *counters* decide
+//! what is sold and charged. The worker might charge a batch to the wrong port, sample stages with
+//! a bias, or take hits for misses. No table would show such an error.
+//!
+//! # Approach
+//!
+//! VMs send at a pace through the production worker. A frame's cost is the growth of the ports'
+//! counters: `cycles` of all batches, and the three stages of every 64th. The true costs with their
+//! noise are in the simulated core, out of the worker's sight.
+//!
+//! # Cost
+//!
+//! A frame takes some 0.3 us of this machine.
 
 use penstock_sim::testbed::{Traffic, VmReading};
 use penstock_units::Nanos;
@@ -14,34 +23,34 @@ use super::paper_platform::{self as paper, Flows, Frame, Placement, Stages};
 use super::paper_testbed::{self as testbed, Policy, Scenario, mpps};
 use crate::evidence::Context;
 
-/// Before counters are read: addresses are learned, flows are in the cache.
+/// Time before counters are read. By then addresses are learned and flows are in the cache.
 const SETTLE: Nanos = Nanos::from_millis(10);
 
-/// What VMs send, and where they are.
+/// Traffic that VMs send, and the host that they are on.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Bytes of a frame.
+    /// Size of a frame in bytes.
     pub size: u16,
     /// One flow, or more than the cache holds.
     pub flows: Flows,
     /// Frames a second of each VM that sends.
     pub rate: f64,
-    /// VMs of the host.
+    /// Number of VMs on the host.
     pub vms: usize,
-    /// How many of them send.
+    /// Number of VMs that send.
     pub senders: usize,
-    /// I/O cores.
+    /// Number of I/O cores.
     pub cores: u16,
-    /// Where the VMs' memory is, one another.
+    /// Whether the VMs' memory is on one node or on several.
     pub placement: Placement,
-    /// Whether that is another node than the core's.
+    /// Whether the memory is on another node than the core.
     pub remote: bool,
     /// Cycles to classify a frame of many flows, as in [`Scenario`].
     pub many_flows: f64,
 }
 
 impl Load {
-    /// One VM alone.
+    /// One VM alone on the host.
     pub const fn alone(size: u16, flows: Flows, rate: f64) -> Self {
         let placement = Placement::OneNode;
         let many_flows = paper::CLASSIFICATION_MULTIPLE;
@@ -49,25 +58,25 @@ impl Load {
         Self { size, flows, rate, vms, senders, cores, placement, remote, many_flows }
     }
 
-    /// One of `vms` VMs, of which only it sends.
+    /// Makes the sender one of `vms` VMs. The others are silent.
     pub const fn of(self, vms: usize) -> Self {
         Self { vms, ..self }
     }
 
-    /// Memory on another node.
+    /// Puts the VMs' memory on another node than the core's.
     pub const fn remote(self) -> Self {
         Self { remote: true, ..self }
     }
 }
 
-/// What the counters of all senders said.
+/// Totals of the counters of all senders.
 #[derive(Clone, Copy, Debug)]
 pub struct Counted {
-    /// Frames a second.
+    /// Frames a second of all senders together.
     pub rate: f64,
     /// Cycles a second that were charged.
     pub cycles: f64,
-    /// Cycles of one frame: those charged, and by stage those sampled.
+    /// Cycles of one frame: the charged total, and the sampled stages.
     pub frame: Frame,
 }
 

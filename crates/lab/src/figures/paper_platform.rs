@@ -1,13 +1,24 @@
-//! What a frame costs on the platform of the C2QoS paper.
+//! Cost of a frame on the platform of the C2QoS paper.
 //!
-//! **Problem.** Figures that are simulated at the paper's scale need the cycles of its switch
-//! (OVS-DPDK 2.9 on one core of 2.2 GHz). The paper prints no table, only a handful of numbers.
-//! **Source.** C2QoS §III, §V and §VI-A; of §II-C only the limits that fitted the core, never the
-//! losses, which the figures are compared with. **Rule.** Every cell but one follows from stated
-//! numbers; where they leave a range, from its middle.
+//! # Problem
 //!
-//! **Quantities.** Cycles of one frame, one VM, one I/O core, memory on the core's own node.
-//! `s`: bytes of a frame as the paper names them ("1024 byte").
+//! Figures that are simulated at the paper's scale need the cycles of its switch (OVS-DPDK 2.9 on
+//! one core of 2.2 GHz). The paper prints no table, only a few numbers.
+//!
+//! # Source
+//!
+//! C2QoS §III, §V and §VI-A. Of §II-C only the limits that fitted the core are used. The losses are
+//! not used, because the figures are compared with them.
+//!
+//! # Approach
+//!
+//! Every cell but one follows from stated numbers. If they leave a range, the cell is from its
+//! middle.
+//!
+//! # Quantities
+//!
+//! The unit is cycles of one frame, with one VM, one I/O core, and memory on the core's own node.
+//! `s` is the bytes of a frame as the paper names them ("1024 byte").
 //!
 //! | Cell | Value | Follows from |
 //! |---|---|---|
@@ -24,34 +35,51 @@
 //!
 //! 1. 4 Gbit/s of 1024 B, 4 VMs on node 1, cost 0.792 G cycles/s (§VI-A): 1622 a frame. Divided by
 //!    1.4 × 1.14 (§III-C) it is 1016.
-//! 2. At least 565: two VMs with 64 B take 20 % of the core each (§VI-A), in no more batches than
-//!    VM1, which has at most the 488,281 frames/s it bought. At most 701: the 3.0 M frames/s of
-//!    Fig. 1 (c) fit the core, and no frame is shorter. The middle.
-//! 3. (C(1024) - C(64)) / 960; bytes are copied in ingress alone (§III-B).
-//! 4. Ingress of 1500 B is "more than twice" that of 64 B (§III-B): from 2 to 3 times; the middle.
-//! 5. Classification and egress are what is left, 250. How they divide it the paper does not say.
-//!    Of OVS-DPDK 3.1, measured beside our switch, looking up one flow is 27 % of a 64 B frame (343
-//!    cycles, against 250 with rules that need no look-up); so classification is 27 % of C(64), and
-//!    egress, which writes descriptors and copies nothing, the rest.
-//! 6. "1.67 times more than that in the best case" (§III-B), see below.
+//! 2. The cell is the middle of 565 and 701. At least 565: two VMs with 64 B take 20 % of the core
+//!    each (§VI-A), in no more batches than VM1. VM1 has at most the 488,281 frames/s that it
+//!    bought. At most 701: the 3.0 M frames/s of Fig. 1 (c) fit the core, and no frame is shorter.
+//! 3. (C(1024) - C(64)) / 960. Only ingress copies bytes (§III-B).
+//! 4. Ingress of 1500 B is "more than twice" that of 64 B (§III-B). The cell is the middle of 2 to
+//!    3 times.
+//! 5. Classification and egress are the other 250. The paper does not say how they divide it. We
+//!    measured OVS-DPDK 3.1 beside our switch. There, looking up one flow is 27 % of a 64 B frame:
+//!    343 cycles, against 250 with rules that need no look-up. So classification is 27 % of C(64).
+//!    Egress, which writes descriptors and copies nothing, is the rest.
+//! 6. "1.67 times more than that in the best case" (§III-B); see below.
 //!
-//! **"1.67 times more".** Where the paper prints a coefficient beside this phrase (1.14, 1.47) it
-//! means the factor; in plain English it means 2.67 times. No coefficient stands beside the 1.67.
-//! With a factor of 1.67, VM1's 0.6 M frames/s of many flows can take at most 0.4 M frames' worth
-//! of look-up from VM2's 2.4 M: even if look-up were half of all cycles, VM2 would lose 8 %, where
-//! Fig. 1 (c) has 16. So the table reads 2.67 ([`CLASSIFICATION_MULTIPLE`]). This cell alone was
-//! chosen by an outcome: figures with many flows are calibrated ([`TOLD`]), and show beside it what
-//! [`CLASSIFICATION_IF_A_FACTOR`], the other reading's cell, gives. §III-B itself says that the
-//! ratio depends on the rules.
+//! # Meaning of "1.67 times more"
 //!
-//! **Checked against** what was not used: 64 B at 512 Mbit/s cost more than 1518 B at 2.4 Gbit/s
-//! (§II-A); 2 + 8 Gbit/s of 512 B fit one core (Fig. 1 (a)); 1 Gbit/s costs 0.198 G cycles/s
-//! (§VI-A); a batch that leaves a VM 41,000 tokens poorer (§IV-B) is one of 32 frames of a common
-//! size. [`statements`] computes all of them from any costs: a test from the table, `c2qos-fig5`
-//! from what the worker's counters say ([`super::paper_counters`]).
+//! Where the paper prints a coefficient beside this phrase (1.14, 1.47), it means the factor. In
+//! plain English it means 2.67 times. The paper prints no coefficient beside the 1.67.
 //!
-//! **Departures.** Cycles that a batch costs however many frames it has are not stated: the cells
-//! are those of full batches. **Cost.** None worth mentioning.
+//! With a factor of 1.67, VM1's 0.6 M frames/s of many flows take at most 0.4 M frames' worth of
+//! look-up from VM2's 2.4 M. Even if look-up were half of all cycles, VM2 would lose 8 %, but Fig.
+//! 1 (c) has 16. So the table uses 2.67 ([`CLASSIFICATION_MULTIPLE`]).
+//!
+//! This cell alone was chosen by an outcome, so figures with many flows are calibrated ([`TOLD`]).
+//! They also show the result of the other reading's cell, [`CLASSIFICATION_IF_A_FACTOR`]. §III-B
+//! itself says that the ratio depends on the rules.
+//!
+//! # Checks
+//!
+//! The table is checked against numbers that it does not use:
+//!
+//! - 64 B at 512 Mbit/s cost more than 1518 B at 2.4 Gbit/s (§II-A).
+//! - 2 + 8 Gbit/s of 512 B fit one core (Fig. 1 (a)).
+//! - 1 Gbit/s costs 0.198 G cycles/s (§VI-A).
+//! - A batch that takes 41,000 tokens from a VM (§IV-B) is one of 32 frames of a common size.
+//!
+//! [`statements`] computes all of them from any costs. A test takes the costs from the table.
+//! `c2qos-fig5` takes them from the worker's counters ([`super::paper_counters`]).
+//!
+//! # Departures
+//!
+//! The paper does not state the cycles that a batch costs regardless of its number of frames. The
+//! cells are those of full batches.
+//!
+//! # Cost
+//!
+//! The computation takes negligible time.
 
 /// Cycles a second of the paper's core (Intel Xeon E5-4603 v2).
 pub const HZ: u64 = 2_200_000_000;
@@ -64,19 +92,20 @@ pub const INGRESS_FRAME: f64 = 357.0;
 pub const INGRESS_BYTE: f64 = 0.4;
 /// Classification: cycles a frame of one flow.
 pub const CLASSIFICATION_SINGLE: f64 = 171.0;
-/// Classification: cycles a frame where flows are many: 2.67 times one flow's.
+/// Classification: cycles a frame of many flows, 2.67 times those of one flow.
 pub const CLASSIFICATION_MULTIPLE: f64 = 457.0;
-/// The same if "1.67 times more" is the factor.
+/// Classification: cycles a frame of many flows if "1.67 times more" is the factor.
 pub const CLASSIFICATION_IF_A_FACTOR: f64 = 286.0;
-/// What a figure with many flows says is calibrated, but for what it shows beside it.
+/// Note of a figure with many flows: the calibrated parameter, and the result it was fitted to.
+/// Each figure adds the other reading that it shows.
 pub const TOLD: [&str; 2] =
     ["look-ups of many flows cost 2.67 times one flow's", "what VM2 loses in Fig. 1 (c)"];
 /// Egress: cycles a frame.
 pub const EGRESS_FRAME: f64 = 79.0;
 
-/// All stages, memory on another NUMA node than the I/O core.
+/// Factor of all stages if memory is on another NUMA node than the I/O core.
 pub const REMOTE_NODE: f64 = 1.4;
-/// All stages, two I/O cores instead of one.
+/// Factor of all stages with two I/O cores instead of one.
 pub const TWO_CORES: f64 = 1.47;
 
 /// How many flows a VM sends.
@@ -91,20 +120,16 @@ pub enum Flows {
 /// Where the VMs' memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// All on one node.
     OneNode,
-    /// Dealt out over the nodes.
+    /// The VMs are dealt out over the nodes.
     SeveralNodes,
 }
 
 /// Cycles of one frame by stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stages {
-    /// C_ingress.
     pub ingress: f64,
-    /// C_classification.
     pub classification: f64,
-    /// C_egress.
     pub egress: f64,
 }
 
@@ -116,28 +141,27 @@ impl Stages {
     }
 }
 
-/// What a frame costs on some host.
+/// Cost of a frame on some host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Frame {
-    /// Cycles altogether.
+    /// Cycles of all stages together.
     pub total: f64,
-    /// By stage.
     pub stages: Stages,
 }
 
-/// Where the paper states what a frame costs.
+/// A deployment for which the paper states a frame's cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// One VM, memory on the core's node.
+    /// One VM, with memory on the core's node.
     Alone,
-    /// Two VMs there (§II-B).
+    /// Two VMs, with memory on the core's node (§II-B).
     TwoVms,
     /// Four VMs on node 1 (§VI-A).
     Section6a,
 }
 
 impl Host {
-    /// What all costs are multiplied with.
+    /// Factor by which all costs are multiplied.
     #[must_use]
     pub fn factor(self) -> f64 {
         match self {
@@ -151,7 +175,7 @@ impl Host {
 /// A stated load: bytes of a frame, flows, host, and frames a second.
 pub type Stated = (u16, Flows, Host, f64);
 
-/// What the table says of a stated load.
+/// Cost of a stated load's frame by the table.
 #[must_use]
 pub fn by_table(&(size, flows, host, _): &Stated) -> Frame {
     let Stages { ingress, classification, egress } = cost(size.into(), flows);
@@ -161,13 +185,13 @@ pub fn by_table(&(size, flows, host, _): &Stated) -> Frame {
     Frame { total: stages.total(), stages }
 }
 
-/// The cell of a frame of `size` bytes.
+/// Cycles of a frame of `size` bytes by the table.
 #[must_use]
 pub fn cost(size: u32, flows: Flows) -> Stages {
     cost_if(size, flows, CLASSIFICATION_MULTIPLE)
 }
 
-/// The same if classification costs `many_flows` where flows are many.
+/// Cycles of a frame if classification costs `many_flows` for many flows.
 #[must_use]
 pub fn cost_if(size: u32, flows: Flows, many_flows: f64) -> Stages {
     let classification = match flows {
@@ -178,8 +202,9 @@ pub fn cost_if(size: u32, flows: Flows, many_flows: f64) -> Stages {
     Stages { ingress, classification, egress: EGRESS_FRAME }
 }
 
-/// The factor of `vms` VMs. Stated are 1 and 4 VMs, that it grows much below 8 and stays from 10
-/// on: it is drawn straight through the stated ones up to 8, at half the slope to 10, and level.
+/// The factor of `vms` VMs. The paper states 1 and 4 VMs, and says that the factor grows much below
+/// 8 and stays from 10 on. So the factor is linear through the stated numbers up to 8, has half the
+/// slope up to 10, and is then constant.
 #[must_use]
 pub fn vms_factor(vms: u32, placement: Placement) -> f64 {
     let slope = match placement {
@@ -191,7 +216,7 @@ pub fn vms_factor(vms: u32, placement: Placement) -> f64 {
     1.0 + slope * (f64::from(steep) + 0.5 * f64::from(flat))
 }
 
-/// The factor of one or two I/O cores; of more the paper says nothing.
+/// The factor of one or two I/O cores. The paper says nothing about more.
 #[must_use]
 pub fn cores_factor(cores: u32) -> f64 {
     if cores > 1 { TWO_CORES } else { 1.0 }
@@ -209,16 +234,16 @@ pub fn section_6a_factor() -> f64 {
     REMOTE_NODE * vms_factor(4, Placement::OneNode)
 }
 
-/// Something that the paper states, what costs make of it, and the band in which it agrees.
+/// A statement of the paper, what costs give for it, and the band in which the two agree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statement {
-    /// Its name as a claim.
+    /// Name of the claim.
     pub id: &'static str,
-    /// What is stated, and where.
+    /// What the paper states, and where.
     pub what: &'static str,
     /// The printed number, if one is printed.
     pub published: Option<f64>,
-    /// What the costs give.
+    /// The number that the costs give.
     pub found: f64,
     pub unit: &'static str,
     /// The lowest value that agrees.
@@ -252,11 +277,11 @@ const HZ_F64: f64 = HZ as f64;
 /// Frames a second of §III's measurements.
 pub const RATE: f64 = 1e5;
 
-/// All numbers of the paper that costs can be held against; `cost` says what a frame of a load
-/// costs.
+/// Returns all numbers of the paper that costs can be compared with. `cost` returns the cost of a
+/// frame of a load.
 ///
 /// # Errors
-/// Those of `cost`.
+/// If `cost` fails.
 pub fn statements<E>(
     mut cost: impl FnMut(&Stated) -> Result<Frame, E>,
 ) -> Result<Vec<Statement>, E> {

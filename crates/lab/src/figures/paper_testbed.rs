@@ -1,27 +1,44 @@
-//! The C2QoS paper's testbed, simulated: its VMs, what they were sold, and who enforces it.
+//! The C2QoS paper's testbed, simulated: its VMs, what they were sold, and how it is enforced.
 //!
-//! **Problem.** Its figures share one host: OVS-DPDK's core of 2.2 GHz, a 10G uplink, a second
-//! server. **Source.** C2QoS §II-B (platform), §III-D and §IV (how cycles are sold). **Rule.** The
-//! simulated core spends the costs of [`super::paper_platform`] with noise. Whoever sells cycles
-//! has a [`CostModel`] of its own, as if it had measured that core: each cell and each factor (VMs,
-//! I/O cores, memory on another node) is wrong by an error of its own of up to ±[`MODEL_ERROR`],
-//! drawn by the seed. The factor of VMs it has measured where `penstock calibrate` does
-//! (`MEASURED_VMS`) and draws straight lines between. The errors multiply, so what is sold may be
-//! wrong by a third. What the model does not know, the daemon's [`Learner`] finds out: once every
-//! [`LEARN_EVERY`] it sees the counters of each port, as in service. Figures begin after a warm-up
-//! of [`WARM_UP`] in which the VMs send what they send in the first phase; that is some tens of
-//! steps of learning, in which a VM's first is the largest.
+//! # Problem
 //!
-//! **Sold out.** An operator does not sell more cycles than there are (§IV): where the model's
-//! error makes a purchase that fits look as if it did not, all entitlements are cut in proportion.
+//! The paper's figures share one host with OVS-DPDK's core of 2.2 GHz and a 10G uplink, and a
+//! second server.
 //!
-//! **Noise.** The cost of each batch is off by up to ±[`BATCH_NOISE`] (triangular, no mean); the
-//! paper says nothing about it, its cells being means.
+//! # Source
 //!
-//! **Departures.** Kicks, send calls, scheduling decisions and refills of the cycle buckets cost
-//! the simulated core nothing: `c2qos-overhead` measures decisions and refills. Frames are UDP;
-//! what TCP does to a sender is said by each figure where it matters. A rate limit (`bps`) counts
-//! frames with their FCS, as the paper's sizes do.
+//! C2QoS §II-B (platform), §III-D and §IV (how cycles are sold).
+//!
+//! # Approach
+//!
+//! The simulated core spends the costs of [`super::paper_platform`] with noise. The seller of
+//! cycles has a [`CostModel`] of its own, as if it had measured that core. Each cell and each
+//! factor (VMs, I/O cores, memory on another node) has its own error of up to ±[`MODEL_ERROR`],
+//! drawn by the seed. The seller has measured the factor of VMs where `penstock calibrate` does
+//! (`MEASURED_VMS`), and interpolates linearly between. The errors multiply, so what is sold may be
+//! wrong by a third.
+//!
+//! The daemon's [`Learner`] corrects these errors: every [`LEARN_EVERY`] it reads the counters of
+//! each port, as in service. Figures begin after a warm-up of [`WARM_UP`], in which the VMs send
+//! their traffic of the first phase. The warm-up has some tens of steps of learning. A VM's first
+//! step is its largest.
+//!
+//! # Sold out
+//!
+//! An operator does not sell more cycles than there are (§IV). If the model's error makes a
+//! purchase that fits look too large, all entitlements are reduced in proportion.
+//!
+//! # Noise
+//!
+//! The cost of each batch is off by up to ±[`BATCH_NOISE`] (triangular, with a mean of zero). The
+//! paper says nothing about noise, because its cells are means.
+//!
+//! # Departures
+//!
+//! - Kicks, send calls, scheduling decisions and refills of the cycle buckets cost the simulated
+//!   core nothing. `c2qos-overhead` measures decisions and refills.
+//! - Frames are UDP. A figure in which TCP would change a sender's behaviour says so.
+//! - A rate limit (`bps`) counts frames with their FCS, as the paper's sizes do.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,29 +67,31 @@ use penstock_units::{
 use super::paper_platform::{self as paper, Placement};
 use crate::evidence::{Axis, Outcome, Panel};
 
-/// The most by which a cell or a factor of the model is wrong.
+/// Largest error of a cell or factor of the model, as a share of its true value.
 pub const MODEL_ERROR: f64 = 0.1;
 /// Numbers of VMs for which the seller has measured a factor, as `penstock calibrate` does.
 const MEASURED_VMS: [u32; 5] = [1, 2, 4, 8, 16];
-/// The most by which a batch's cost is off.
+/// Largest error of a batch's cost, as a share of the cost.
 pub const BATCH_NOISE: f64 = 0.05;
-/// The factor of what costs are measured against.
+/// Factor of one VM, against which the other factors are measured.
 const ONE: Coefficient = Coefficient { factor: Spread::exact(1.0), source: Source::Measured };
-/// Between two steps of learning.
+/// Time between two steps of learning.
 pub const LEARN_EVERY: Nanos = Nanos::from_millis(100);
-/// Before a figure begins.
+/// Time before a figure begins.
 pub const WARM_UP: Nanos = Nanos::from_secs(3);
-/// Between two refills of the cycle buckets (C2QoS §V).
+/// Time between two refills of the cycle buckets (C2QoS §V).
 pub const REFILL: Nanos = Nanos::from_micros(50);
 /// Frames in a VM's ring (virtio's default).
 pub const RING: usize = 256;
-/// A probe as the paper's: `qperf tcp_lat` says half of a round trip, 26 to 27 us for one VM alone
-/// (§II-C). The switch takes 0.6 us of the round trip; the rest is divided evenly.
+/// Time that a probe spends on each side of the switch. `qperf tcp_lat` reports half of a round
+/// trip, 26 to 27 us for one VM alone (§II-C). The switch takes 0.6 us of the round trip; the rest
+/// is divided evenly.
 pub const PROBE_OUTSIDE: Nanos = Nanos(26_000);
 
-/// What enforces what was sold.
+/// Policy that enforces what was sold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
+    /// No limits; round-robin.
     None,
     /// Rates in bits or frames a second, as bought (srTCM); round-robin.
     Rates,
@@ -80,14 +99,14 @@ pub enum Policy {
     Strict,
     /// Cycles, strict; batches by class.
     StrictHbs,
-    /// Cycles, the idle ones by weight; round-robin.
+    /// Cycles, with idle cycles shared by weight; round-robin.
     MinMax,
-    /// The same; batches by class.
+    /// Cycles, with idle cycles shared by weight; batches by class.
     MinMaxHbs,
 }
 
 impl Policy {
-    /// Its name in series.
+    /// Name of the policy in series.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "native",
@@ -117,31 +136,31 @@ impl Policy {
     }
 }
 
-/// What a VM was sold.
+/// The purchase of a VM.
 #[derive(Clone, Debug)]
 pub struct Sold {
-    /// Rate, sizes, flows.
+    /// Rate, frame sizes and flows.
     pub contract: Contract,
-    /// Its part of idle cycles.
+    /// Weight of the VM's share of idle cycles.
     pub weight: u64,
     pub class: u8,
 }
 
-/// `gbps` Gbit/s in frames of `size` bytes, one flow.
+/// A purchase of `gbps` Gbit/s in frames of `size` bytes, one flow.
 pub fn gbps(gbps: f64, size: u16) -> anyhow::Result<Sold> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 400 G")]
     let rate = Rate::Bits(BitsPerSecond((gbps * 1e9).round() as u64));
     sold(rate, SizeMix::fixed(size)?)
 }
 
-/// `mpps` M frames/s of `size` bytes, one flow.
+/// A purchase of `mpps` M frames/s of `size` bytes, one flow.
 pub fn mpps(mpps: f64, size: u16) -> anyhow::Result<Sold> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 1 G")]
     let rate = Rate::Packets(PacketsPerSecond((mpps * 1e6).round() as u64));
     sold(rate, SizeMix::fixed(size)?)
 }
 
-/// `rate` in a mix of sizes, one flow; in the last class, weighted by its rate.
+/// A purchase of `rate` in a mix of sizes, one flow, in the last class. Its weight is its rate.
 pub fn sold(rate: Rate, sizes: SizeMix) -> anyhow::Result<Sold> {
     let contract = Contract { rate, sizes, flows: Flows::Single };
     let weight = contract.bandwidth().0.div_ceil(1_000_000_000);
@@ -149,13 +168,13 @@ pub fn sold(rate: Rate, sizes: SizeMix) -> anyhow::Result<Sold> {
 }
 
 impl Sold {
-    /// The same in another class.
+    /// The same purchase in another class.
     pub fn in_class(mut self, class: u8) -> Self {
         self.class = class;
         self
     }
 
-    /// Frames a second.
+    /// Frames a second that the purchase allows.
     pub fn frames(&self) -> f64 {
         self.contract.frames_per_second()
     }
@@ -164,22 +183,20 @@ impl Sold {
 /// A host with its VMs.
 #[derive(Clone, Debug)]
 pub struct Scenario<'a> {
-    /// Of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
     pub vms: &'a [Sold],
-    /// Who enforces.
     pub policy: Policy,
-    /// I/O cores; VMs are dealt to them in turn.
+    /// I/O cores. VMs are dealt to them in turn.
     pub cores: u16,
-    /// Where their memory is, one another and the core.
+    /// Whether the VMs' memory is on one node or on several.
     pub placement: Placement,
-    /// Whether that is another node than the core's.
+    /// Whether the memory is on another node than the core.
     pub remote: bool,
-    /// Whether the model learns.
     pub learns: bool,
-    /// The uplink's class; it has no bucket.
+    /// The uplink's class. The uplink has no bucket.
     pub uplink_class: u8,
-    /// Cycles to classify a frame of many flows: a reading of the paper.
+    /// Cycles to classify a frame of many flows. The paper leaves two readings.
     pub many_flows: f64,
 }
 
@@ -192,7 +209,7 @@ impl<'a> Scenario<'a> {
         Self { seed, vms, policy, cores: 1, placement, remote, learns, uplink_class, many_flows }
     }
 
-    /// The same on a node that is not the core's, as in §VI-A.
+    /// Puts the VMs on a node that is not the core's, as in §VI-A.
     pub const fn remote(mut self) -> Self {
         self.remote = true;
         self
@@ -206,14 +223,14 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// What all costs of the simulated core are truly multiplied with. The seller does not know.
+    /// True factor of all costs of the simulated core. The seller does not know it.
     fn true_factor(&self) -> f64 {
         let Deployment { vms, cores, .. } = self.deployment();
         let node = if self.remote { paper::REMOTE_NODE } else { 1.0 };
         paper::vms_factor(vms, self.placement) * paper::cores_factor(cores) * node
     }
 
-    /// The factors of whoever sells: of VMs, of I/O cores, of memory on another node.
+    /// The seller's factors: of VMs, of I/O cores, of memory on another node.
     fn sellers_factors(&self) -> (BTreeMap<u32, Coefficient>, Coefficient, Coefficient) {
         let mut rng = Rng::new(self.seed).fork(0x6661_6374_6f72);
         let mut measured = |truth: f64| Coefficient {
@@ -223,14 +240,14 @@ impl<'a> Scenario<'a> {
         let cores = measured(paper::TWO_CORES);
         let remote = measured(paper::REMOTE_NODE);
         let vms = MEASURED_VMS.map(|vms| match vms {
-            // By definition.
+            // One VM has a factor of 1 by definition.
             1 => (1, ONE),
             _ => (vms, measured(paper::vms_factor(vms, self.placement))),
         });
         (vms.into(), cores, remote)
     }
 
-    /// The model of whoever sells, with its errors.
+    /// The seller's model, with its errors.
     fn model(&self) -> anyhow::Result<CostModel> {
         let mut rng = Rng::new(self.seed).fork(0x006d_6f64_656c);
         let mut cell = |flows, size: u32| -> anyhow::Result<(CellKey, Cell)> {
@@ -282,7 +299,7 @@ impl<'a> Scenario<'a> {
         CostModel::new(parts).context("the paper's cost table as a model")
     }
 
-    /// The testbed, its VMs apart.
+    /// Settings of the testbed. VMs are added later.
     pub fn setup(&self) -> anyhow::Result<Setup> {
         Ok(Setup {
             core: TscRate::from_hz(paper::HZ),
@@ -315,7 +332,6 @@ impl<'a> Scenario<'a> {
         })
     }
 
-    /// Builds the host.
     pub fn build(&self) -> anyhow::Result<Host> {
         Host::new(self)
     }
@@ -325,7 +341,7 @@ fn priority(class: u8) -> anyhow::Result<Priority> {
     Ok(Priority::new(class.into())?)
 }
 
-/// A host at work.
+/// A running host with its VMs, its cost model and its learner.
 #[derive(Debug)]
 pub struct Host {
     pub bed: Testbed,
@@ -333,13 +349,13 @@ pub struct Host {
     learner: Option<Learner>,
     model: CostModel,
     at: Deployment,
-    /// What VMs declared.
+    /// Profiles that the VMs declared.
     profiles: Vec<Profile>,
     schedule: ScheduleKind,
     uplink: Priority,
     last: Vec<PortReading>,
     now: Nanos,
-    /// What was learned about each VM's cost at last: the model's error.
+    /// Entitlements that the VMs were sold by the model, before it learned.
     pub bases: Vec<CyclesPerSecond>,
 }
 
@@ -407,16 +423,16 @@ impl Host {
         Ok(Self { bed, vms, learner, model, at, profiles, schedule, uplink, last, now, bases })
     }
 
-    /// A VM's bucket as it is now.
+    /// Current terms of a VM's bucket.
     pub fn terms(&self, vm: VmId) -> penstock_qos::c2tb::Terms {
         bucket_terms(&self.bed.qos(vm), 1, TscRate::from_hz(paper::HZ), None)
     }
 
-    /// The longest that a frame of `class` waits, by what the seller knows, as `penstock explain`
-    /// says it; for hosts of one core whose uplink sends no more than what is not sold.
+    /// Longest wait of a frame of `class`, by what the seller knows, as `penstock explain` reports
+    /// it. This is for hosts of one core with an uplink that sends no more than what is not sold.
     ///
     /// # Errors
-    /// There is no bound.
+    /// If there is no bound.
     pub fn bound(&self, class: u8) -> anyhow::Result<Bound> {
         let core = TscRate::from_hz(paper::HZ);
         let by_class = self.schedule == ScheduleKind::Hbs;
@@ -451,12 +467,12 @@ impl Host {
         Ok(bound)
     }
 
-    /// What the seller thinks a frame costs.
+    /// The seller's model of a frame's cost.
     pub const fn model(&self) -> &CostModel {
         &self.model
     }
 
-    /// Lets time pass until `end`, with a step of learning every [`LEARN_EVERY`].
+    /// Advances the time to `end`, with a step of learning every [`LEARN_EVERY`].
     pub fn run_until(&mut self, end: Nanos) {
         while self.now < end {
             let next = Nanos((self.now.0 / LEARN_EVERY.0 + 1) * LEARN_EVERY.0);
@@ -476,7 +492,7 @@ impl Host {
             let before = std::mem::replace(last, now);
             let cycles = now.cycles - before.cycles;
             let due = u128::from(self.bed.qos(*vm).entitlement.0) * u128::from(LEARN_EVERY.0);
-            // It spent all that was generated for it.
+            // The VM spent nearly all cycles that its bucket received.
             let throttled = u128::from(cycles) * 1_000_000_000 >= due / 100 * 98;
             seen.push((
                 vm.port(),
@@ -500,18 +516,18 @@ impl Host {
         self.bed.set_all_qos(&changes);
     }
 
-    /// What all VMs have done so far.
+    /// Readings of all VMs so far.
     pub fn read(&self) -> Vec<VmReading> {
         self.vms.iter().map(|vm| self.bed.vm(*vm)).collect()
     }
 
-    /// Runs from the end of the warm-up for `length`, and reads every `step`; the first reading is
+    /// Runs from the end of the warm-up for `length`, and reads every `step`. The first reading is
     /// that of the start.
     pub fn record(&mut self, length: Nanos, step: Nanos) -> Record {
         self.record_with(length, step, |_, _| ())
     }
 
-    /// The same with somebody who looks at each reading's time.
+    /// Like [`Self::record`], and calls `look` with the time of each reading but the first.
     pub fn record_with(
         &mut self,
         length: Nanos,
@@ -540,14 +556,14 @@ fn limit(rate: Rate) -> anyhow::Result<Arc<IngressPolicer>> {
     Ok(Arc::new(IngressPolicer { own, links: Vec::<LinkLimit>::new() }))
 }
 
-/// Readings of all VMs, at equal intervals.
+/// Readings of all VMs at equal intervals.
 #[derive(Clone, Debug)]
 pub struct Record {
     step: Nanos,
     readings: Vec<Vec<VmReading>>,
 }
 
-/// A count as a number.
+/// Converts a count to a floating-point number.
 #[expect(clippy::cast_precision_loss, reason = "counts of seconds")]
 pub fn float(n: u64) -> f64 {
     n as f64
@@ -576,12 +592,12 @@ impl Record {
         self.mean(span, |r| r.carried.bytes, vm) * 8.0 / 1e9
     }
 
-    /// M frames/s of a VM over the link.
+    /// M frames/s of a VM over the link, between two times in seconds.
     pub fn mpps(&self, vm: usize, span: (f64, f64)) -> f64 {
         self.mean(span, |r| r.carried.frames, vm) / 1e6
     }
 
-    /// Share of a core that a VM's batches took.
+    /// Share of a core that a VM's batches took, between two times in seconds.
     pub fn core_share(&self, vm: usize, span: (f64, f64)) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a frequency")]
         let hz = paper::HZ as f64;
@@ -608,24 +624,24 @@ impl Record {
     }
 }
 
-/// By how much `after` is above `before`, in per cent.
+/// Change from `before` to `after` in per cent.
 pub fn delta_pct(before: f64, after: f64) -> f64 {
     100.0 * (after / before - 1.0)
 }
 
-/// Latencies as `qperf` says them, half a round trip with what lies outside of the switch, of the
-/// probes that were sent between two times; in microseconds.
+/// Latencies in microseconds of the probes that were sent between two times. As in `qperf`, a
+/// latency is half a round trip and includes the time outside of the switch.
 pub fn latencies(trips: &[Timed], (from, until): (Nanos, Nanos)) -> Vec<f64> {
     let here = trips.iter().filter(|trip| trip.at >= from && trip.at < until);
     here.map(|trip| float(trip.took.0 + PROBE_OUTSIDE.0) / 2_000.0).collect()
 }
 
-/// The mean; NaN of nothing.
+/// Mean of `values`. NaN if there are none.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / float(values.len() as u64)
 }
 
-/// What all VMs of a run did over time.
+/// Panel of one quantity over time for all VMs of a run.
 pub fn panel(
     record: &crate::evidence::outcome::Record,
     run: &str,
@@ -641,7 +657,7 @@ pub fn panel(
     panel
 }
 
-/// What all simulated figures of the paper note about their platform.
+/// Adds the notes that all simulated figures of the paper share about their platform.
 pub fn describe(outcome: &mut Outcome) {
     outcome.note("core_hz", paper::HZ);
     outcome.note("link_gbps", 10);
@@ -656,7 +672,7 @@ pub fn describe(outcome: &mut Outcome) {
 mod tests {
     use super::*;
 
-    /// What frames truly cost is of the scenario alone; what the seller takes for it is not that.
+    /// The true costs depend on the scenario alone, not on the seller's errors.
     #[test]
     fn the_sellers_factors_are_wrong_and_the_true_ones_do_not_follow_them() {
         let vms: Vec<Sold> = (0..4).map(|_| gbps(1.0, 1024).unwrap()).collect();

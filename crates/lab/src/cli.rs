@@ -25,7 +25,6 @@ struct Cli {
     command: LabCommand,
 }
 
-/// A subcommand.
 #[derive(Debug, Clone, clap::Subcommand)]
 enum LabCommand {
     /// List the experiments
@@ -55,7 +54,7 @@ enum LabCommand {
     Guard,
 }
 
-/// The program.
+/// Runs `penstock-lab` with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
     run(Cli::parse().command).unwrap_or_else(|error| {

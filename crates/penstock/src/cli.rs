@@ -30,7 +30,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The commands.
+/// Commands of `penstock`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the switch on this host, show its state, check and reload its configuration.

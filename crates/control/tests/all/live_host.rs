@@ -158,7 +158,8 @@ fn a_port_rings_its_vms_bell_where_that_can_be_heard() {
     assert!(unknown.contains("VM \"db\" does not exist"), "{unknown}");
     of(&run_dir.0, 2);
     let report = host.reload().expect("a reload");
-    assert!(report.warnings.iter().any(|told| told.contains("restart `penstock vcpu run`")), "{report:?}");
+    let restart = "restart `penstock vcpu run`";
+    assert!(report.warnings.iter().any(|told| told.contains(restart)), "{report:?}");
     let report = set("web").expect("a change");
     assert_eq!(report.warnings, Vec::<String>::new());
     let bells = std::fs::read(run_dir.0.join("bells")).expect("the bells");

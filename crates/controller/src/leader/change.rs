@@ -29,7 +29,7 @@ impl Leader {
     /// The tenant cannot be placed, or the store refused it. Nothing has changed then.
     pub async fn add(&mut self, spec: TenantSpec) -> Result<TenantRecord, LeaderError> {
         let mut added = self.add_all(vec![spec]).await;
-        added.pop().expect("one was asked for")
+        added.pop().expect("one tenant was added")
     }
 
     /// Places tenants in this order, then informs all of their hosts. Stops at the first one that

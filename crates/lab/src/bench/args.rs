@@ -8,7 +8,7 @@ use crate::rig::through::Through;
 use penstock_guest::bed::BedArgs;
 use penstock_guest::load::SizeMix;
 
-/// A benchmark.
+/// What `penstock-lab bench` measures.
 #[derive(Debug, Clone, clap::Subcommand)]
 #[non_exhaustive]
 pub enum Benchmark {

@@ -150,66 +150,66 @@ macro_rules! counters {
 counters! {
     /// Counters of one worker for one port.
     PortCounters / PortReading {
-        rx_frames: "frames", "frames taken from the port, those dropped afterwards included";
-        rx_bytes: "bytes", "bytes of those frames, without FCS";
+        rx_frames: "frames", "frames taken from the port, including those dropped afterwards";
+        rx_bytes: "bytes", "bytes of frames taken from the port, without FCS";
         rx_errors: "chains", "descriptor chains or reads that held no usable frame";
         rx_batches: "batches", "batches taken from the port";
         rx_full: "batches", "batches that ended because they were full: more frames may wait";
-        kept_waiting: "looks", "looks that found frames at it while others had the turns";
+        kept_waiting: "looks", "looks that found frames waiting while other ports had the turns";
         rx_empty: "polls", "polls that found no frame";
         rx_tso: "frames", "frames taken that carry a segmentation request (TSO)";
-        rx_segments: "frames", "frames on a wire that those with a segmentation request become";
-        rx_segment_headers: "bytes", "bytes that cutting them adds: headers of all but the first";
-        rx_csum: "frames", "frames taken whose checksum is still to be finished";
-        forwarded: "frames", "frames from this port delivered somewhere";
+        rx_segments: "frames", "frames on a wire that segmentation requests taken become";
+        rx_segment_headers: "bytes", "bytes of headers that cutting the segmentation requests adds";
+        rx_csum: "frames", "frames taken whose checksum is not finished yet";
+        forwarded: "frames", "frames from this port that were delivered";
         replicated: "frames", "extra copies made of this port's frames (floods, several outputs)";
         tx_frames: "frames", "frames delivered to the port";
-        tx_bytes: "bytes", "bytes of those frames, without FCS";
+        tx_bytes: "bytes", "bytes of frames delivered to the port, without FCS";
         tx_batches: "batches", "bursts delivered to the port";
         tx_tso: "frames", "frames delivered that carry a segmentation request (TSO)";
         net_sent_frames: "frames", "frames of this tenant's port delivered to shared ports";
-        net_sent_bytes: "bytes", "bytes of those frames: what it sent over the network";
+        net_sent_bytes: "bytes", "bytes that this tenant's port sent to shared ports";
         net_received_frames: "frames", "frames from shared ports delivered to this tenant's port";
-        net_received_bytes: "bytes", "bytes of those frames: what it received over the network";
-        tx_kicks: "notifications", "interrupts raised at the port's driver";
-        vcpu_wakes: "wakes", "times who schedules its VM's vCPUs was woken: one system call each";
+        net_received_bytes: "bytes", "bytes that this tenant's port received from shared ports";
+        tx_kicks: "notifications", "interrupts sent to the port's driver";
+        vcpu_wakes: "wakes", "times the scheduler of its VM's vCPUs was woken, a system call each";
         sw_csum: "frames", "checksums finished in software because this port cannot";
         sw_tso: "frames", "segmentation requests cut in software because this port cannot";
         cache_hits: "frames", "frames whose decision was in the exact-match cache";
         rule_lookups: "frames", "frames that went through the rules' tuple-space search";
         slow_path: "frames", "frames that took the slow path: learning or flooding";
         learned: "addresses", "MAC addresses learned or moved to this port";
-        police_green: "frames", "frames that the port's policer found within what is committed";
-        police_yellow: "frames", "frames above that, within the excess or the peak: they pass";
-        police_red: "frames", "frames above all, dropped as `policed`";
-        link_held: "bytes", "bytes on the link of its frames that were dropped as `link-limit`";
-        tx_link: "bytes", "bytes of frames delivered as they are on a watched link";
+        police_green: "frames", "frames that the port's policer found within the committed rate";
+        police_yellow: "frames", "frames above the committed rate that pass (excess or peak)";
+        police_red: "frames", "frames above all rates, dropped as `policed`";
+        link_held: "bytes", "bytes of the port's frames that were dropped as `link-limit`";
+        tx_link: "bytes", "bytes on the wire of frames delivered to a watched link";
         cycles: "cycles", "TSC cycles of the batches from this port, charged to it";
-        stolen: "cycles", "TSC cycles of its batches during which the core was taken away";
-        stopped: "times", "times it was stopped because its worker had to sleep over it";
-        sampled_frames: "frames", "frames in the batches whose inner edges were timed";
+        stolen: "cycles", "TSC cycles in the port's batches in which the core was taken away";
+        stopped: "times", "times the port was stopped because it made its worker sleep";
+        sampled_frames: "frames", "frames in sampled batches, whose stages were timed";
         cycles_ingress: "cycles", "sampled batches: cycles to take the frames";
         cycles_classification: "cycles", "sampled batches: cycles to classify them";
         cycles_egress: "cycles", "sampled batches: cycles to deliver them and return the buffers";
-        cycles_entitled: "cycles", "TSC cycles that the port's entitlement came to, used or not";
+        cycles_entitled: "cycles", "TSC cycles that the port was entitled to, used or not";
         throttled: "cycles", "TSC cycles in which frames waited and the cycle bucket was empty";
         tokens: "cycles", "level of the cycle bucket now; 0 while it is in debt", gauge;
         debt: "cycles", "debt of the cycle bucket now; 0 while it has tokens", gauge;
-        delay: "nanoseconds", "longest that each batch can have waited for its turn, added up";
-        delay_max: "nanoseconds", "the largest of these in this second and the last", peak;
+        delay: "nanoseconds", "sum over batches of the longest wait that their frames can have had";
+        delay_max: "nanoseconds", "longest wait of a batch in this second and the last", peak;
         queued: "frames", "frames of this port waiting inside the switch now", gauge;
-        held_back: "times", "times the port was not polled because too much of it waited";
+        held_back: "times", "times the port was not polled because of its backlog at an output";
         tx_queued: "frames", "frames waiting for this port in its queue now", gauge;
         tx_queue_p50: "nanoseconds", "median wait in this port's queue, over the last second", peak;
-        tx_queue_p99: "nanoseconds", "99th percentile of that", peak;
-        tx_queue_max: "nanoseconds", "the longest of these", peak;
-        tx_queue_variation: "nanoseconds", "99th percentile of how it varied (RFC 3393)", peak;
+        tx_queue_p99: "nanoseconds", "99th percentile of waits in this port's queue", peak;
+        tx_queue_max: "nanoseconds", "longest wait in this port's queue, last second", peak;
+        tx_queue_variation: "nanoseconds", "99th percentile of the waits' variation (RFC 3393)", peak;
     }
     arrays {
         drops[DropReason::COUNT]: "frames", "frames from this port dropped, by reason";
-        tx_drops[DropReason::COUNT]: "frames", "frames towards this port dropped, by reason";
+        tx_drops[DropReason::COUNT]: "frames", "frames to this port dropped, by reason";
         waited[PARTS]: "frames", "frames of this port by how long they waited in the switch";
-        varied[PARTS]: "frames", "the same by how that differed from the one before (RFC 3393)";
+        varied[PARTS]: "frames", "frames of this port by delay variation (RFC 3393) in the switch";
         tx_waited[PARTS]: "frames", "frames to this port by how long they waited in its queue";
         shaped[PARTS]: "frames", "frames of this port by how long its shaper left them in its ring";
     }
@@ -218,7 +218,7 @@ counters! {
 counters! {
     /// Counters of a worker for itself.
     WorkerCounters / WorkerReading {
-        turns: "turns", "loop turns";
+        turns: "turns", "turns of the worker's loop";
         busy_turns: "turns", "turns that moved a frame";
         cycles_busy: "cycles", "TSC cycles of the turns that moved frames";
         cycles_idle: "cycles", "TSC cycles of the turns that found nothing";
@@ -233,9 +233,9 @@ counters! {
         kicks: "kicks", "kicks of drivers that reached the worker";
         refills: "refills", "refills of the cycle buckets";
         cycles_generated: "cycles", "TSC cycles generated for ports with a cycle bucket";
-        cycles_lent: "cycles", "TSC cycles of batches that ran without, on time nobody else wanted";
-        lent_batches: "batches", "batches of ports without cycles, on time nobody else wanted";
-        cycles_discarded: "cycles", "TSC cycles of these that found every min-max bucket full";
+        cycles_lent: "cycles", "TSC cycles of batches of ports without cycles, in spare time";
+        lent_batches: "batches", "batches of ports without cycles, in spare time";
+        cycles_discarded: "cycles", "TSC cycles generated that found every min-max bucket full";
         heartbeat: "cycles", "TSC value at the last loop turn", gauge;
     }
     arrays {}

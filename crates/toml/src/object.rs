@@ -121,8 +121,8 @@ fn object<'a, T: DeserializeOwned>(
     Object { label, name, value, table: Some(table) }
 }
 
-/// Takes the innermost key or array element at byte `at` of the text out of `table`; returns its
-/// keys with dots between them.
+/// Removes from `table` the innermost key or array element at byte `at` of the text. Returns its
+/// path, with dots between the keys.
 fn take_out(table: &mut Table, at: usize) -> Option<String> {
     let spot = table.iter().find_map(|(name, item)| {
         let on_key = holds(table.key(name).and_then(toml_edit::Key::span), at);

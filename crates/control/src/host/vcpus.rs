@@ -39,8 +39,7 @@ pub(super) fn bells(config: &HostConfig, warnings: &mut Vec<String>) -> BTreeMap
 pub(super) fn outdated(old: &HostConfig, new: &HostConfig) -> Option<String> {
     let changed = old.vms != new.vms || old.vcpu != new.vcpu;
     (changed && !old.vms.is_empty()).then(|| {
-        "[vcpu] or [[vm]] changed: restart `penstock vcpu run`; it takes over the VMs"
-            .to_owned()
+        "[vcpu] or [[vm]] changed: restart `penstock vcpu run`; it takes over the VMs".to_owned()
     })
 }
 

@@ -23,7 +23,7 @@ use crate::wire::v1::{
 pub type ReadTenants =
     Arc<dyn Fn(&str, &Topology, &[String]) -> Result<Vec<TenantSpec>, String> + Send + Sync>;
 
-/// The operators' service.
+/// Answers the requests of operators: tenants, nodes, plans and status.
 #[derive(Clone)]
 pub struct Operator {
     controller: Arc<Controller>,

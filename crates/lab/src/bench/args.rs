@@ -16,7 +16,7 @@ pub enum Benchmark {
     V2v(Box<V2vArgs>),
     /// Send TCP through the switch with iperf3, from one namespace to another
     Tcp(TcpArgs),
-    /// Send one frame at a time: latency
+    /// Measure latency: send one frame at a time
     Rr(RrArgs),
     /// Search the highest rates without loss and with 0.5 % loss, then soak
     Loss(LossArgs),
@@ -203,7 +203,7 @@ pub struct RrArgs {
 /// `penstock-lab bench loss`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LossArgs {
-    /// Also search the rates of this switch
+    /// Also search the rates of this other switch
     #[arg(long)]
     pub peer: Option<Peer>,
     /// Frame sizes, FCS included: a number, `imix`, or a mix such as `64:7+1518:1`

@@ -228,7 +228,11 @@ fn report(outcome: &mut Outcome, all: &[Closed]) {
     };
     let closed: fn(&Closed) -> f64 = |one| one.closed_s;
     let cpu: fn(&Closed) -> f64 = |one| one.cpu_s;
-    second("cold_interval_s", "the first interval, in which each host gets its state", cold.closed_s);
+    second(
+        "cold_interval_s",
+        "the first interval, in which each host gets its state",
+        cold.closed_s,
+    );
     second("cold_interval_cpu_s", "CPU time of the whole process in it", cold.cpu_s);
     second("interval_s", "an interval with 11,664 hosts, closed (median of 20)", at(50.0, closed));
     second("interval_worst_s", "the longest of 20", at(100.0, closed));

@@ -242,7 +242,9 @@ fn other_bound(outcome: &mut Outcome, cap: Option<u32>, name: &str, least: f64) 
     let noted = |what: &str| outcome.platform.get(&format!("{name}_median_pct_{what}"))?.as_f64();
     let [ours, reserved] = ["qshare", "static"].map(|what| noted(what).unwrap_or(f64::NAN));
     let reading = match cap {
-        Some(cap) => format!("another reading, at most {cap} VMs of a tenant a server"),
+        Some(cap) => {
+            format!("another reading of the paper: at most {cap} VMs of each tenant per server")
+        }
         None => "another reading, any number of a tenant's VMs a server".to_owned(),
     };
     for (id, what, unit, published, value) in [

@@ -333,7 +333,8 @@ fn queue_metrics() -> [Metric; 6] {
         help: help.to_owned(),
         source: Source::Queue(value),
     };
-    let (sent, of) = ("frames that left the queue for the port", "bytes of those, without FCS");
+    let sent = "frames that left the queue for the port";
+    let of = "bytes of frames that left the queue, without FCS";
     let drops = "frames for which the queue had no room, or that waited in it too long";
     let waits = "frames that wait in the queue now";
     [
@@ -344,7 +345,7 @@ fn queue_metrics() -> [Metric; 6] {
         metric("", "bytes", false, of, |q| q.bytes),
         metric("_dropped", "frames", false, drops, |q| q.drops),
         metric("_backlog", "frames", true, waits, |q| q.backlog_frames),
-        metric("_backlog", "bytes", true, "bytes of those", |q| q.backlog_bytes),
+        metric("_backlog", "bytes", true, "bytes that wait in the queue now", |q| q.backlog_bytes),
     ]
 }
 

@@ -19,7 +19,7 @@ use crate::lease::Identity;
 use crate::policy::Policy;
 use crate::weight::Weigher;
 
-/// One step of the processor.
+/// Time by which a step advances the simulated processor.
 const STEP: Nanos = Nanos::from_micros(50);
 /// Time that the fair class lets a thread run before the next.
 const FAIR: Nanos = Nanos::from_millis(3);

@@ -23,7 +23,7 @@ pub(super) fn range_end(prefix: &str) -> Vec<u8> {
     end
 }
 
-/// Start of that range.
+/// First key of the range of all keys.
 pub(super) fn range_start(prefix: &str) -> Vec<u8> {
     if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() }
 }

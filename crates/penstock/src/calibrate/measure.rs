@@ -1,15 +1,26 @@
 //! What a frame costs on this host, by the real switch under real load.
 //!
-//! **Problem.** The cost model needs some eighty figures, and the machine's mood moves each of
-//! them by more than many differ. **Source.** C2QoS §III. **Rule.** Every setting (ring, rules) is
-//! a switch of its own, stopped while another is measured; cells are visited in shuffled rounds,
-//! so that drift is spread over all of them; what is a difference or a ratio is taken within a
-//! round. Figures are cycles as they are charged to the port; the sampled stage edges say how they
-//! divide. VMs publish 32 frames at once and write every byte, so batches are full also where the
-//! generator, not the switch, is the limit; a disturbed window is taken again.
+//! # Problem
 //!
-//! **Many flows**: 100,000, told apart by rules that look at addresses and ports and match none.
-//! Of 1,000 and 10,000 rules there are eight forms (masks), a search each.
+//! The cost model needs some eighty figures. Drift of the machine moves each figure by more than
+//! many of them differ.
+//!
+//! # Source
+//!
+//! C2QoS §III.
+//!
+//! # Approach
+//!
+//! Every setting (ring, rules) has its own switch, which is stopped while another is measured.
+//! Cells are visited in shuffled rounds, so that drift is spread over all of them. Differences and
+//! ratios are taken within a round. Figures are the cycles that are charged to the port; the
+//! sampled stage edges divide them into stages. VMs publish 32 frames at once and write every
+//! byte. Batches are therefore full even if the generator, not the switch, is the limit. A
+//! disturbed window is measured again.
+//!
+//! The setting with many flows has 100,000. Rules that look at addresses and ports, and match no
+//! frame, distinguish them. The 1,000 and 10,000 rules have eight forms (masks), and each form
+//! takes one search.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -34,9 +45,9 @@ const MANY_FLOWS: u32 = 100_000;
 /// Frames published at once.
 const BURST: usize = 32;
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
-/// Frames a second that come one by one.
+/// Rate of frames that are sent one by one, per second.
 const SINGLE_RATE: f64 = 50_000.0;
-/// A worker that was busy for less than this was not the limit.
+/// Busy share of a worker below which the worker was not the limit.
 const LIMIT_BUSY: f64 = 0.95;
 
 /// The command line.
@@ -68,15 +79,14 @@ impl CalibrateArgs {
     }
 }
 
-/// A model, and what should be said of how it was made.
+/// A cost model, with notes on how it was measured.
 #[derive(Debug)]
 pub struct Calibration {
     pub model: CostModel,
-    /// Lines for people.
     pub notes: Vec<String>,
 }
 
-/// Measures.
+/// Measures the cost model.
 ///
 /// # Errors
 /// The switch cannot be started or fails.
@@ -332,7 +342,7 @@ fn rule_tables(rules: u32) -> String {
     text
 }
 
-/// Another order each round, the same each time.
+/// Shuffles the keys. The order depends on the round and is the same in every run.
 fn shuffle(keys: &mut [CellKey], round: u32) {
     let mut state = u64::from(round).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for at in (1..keys.len()).rev() {

@@ -29,7 +29,7 @@ struct Variant {
     oversubscription: Option<f64>,
 }
 
-/// What became of it; shares in percent, means over intervals.
+/// Result of a variant; shares in percent, means over intervals.
 #[derive(Clone, Copy, Debug, Default)]
 struct Findings {
     placed: usize,
@@ -41,7 +41,7 @@ struct Findings {
     worst_error_ppm: u32,
 }
 
-/// See the module's text.
+/// Compares the variants and prints a table.
 ///
 /// # Errors
 /// The record is wrong, a setting cannot be, or an output cannot be written.
@@ -68,7 +68,7 @@ pub(super) fn run(args: &WhatIfArgs, json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// All combinations; what is not given is as in the file.
+/// All combinations. Settings that are not given come from the file.
 fn variants(args: &WhatIfArgs, fabric: &FabricFile) -> Vec<Variant> {
     fn or<T: Copy>(given: &[T], else_: T) -> Vec<T> {
         if given.is_empty() { vec![else_] } else { given.to_vec() }
@@ -118,7 +118,7 @@ fn try_out(
         policy.queue_weight = QueueWeight::Fixed(weight);
     }
     let placed = place(topology(fabric, variant.oversubscription)?, fabric, policy, tenants)?;
-    // Reserved queues but the shared one are not the binding's to give.
+    // The binding may not assign reserved queues, except the shared one.
     let queues = u8::try_from(policy.dedicated() + 1).unwrap_or(u8::MAX);
     let settings = Settings { queues, ..Settings::new(variant.mode.into()) };
     let binding = Binding::new(settings, placed.datacenter.topology().links())?;

@@ -1,6 +1,6 @@
 //! `penstock calibrate`: measures the cost model of this host and writes its file.
 //!
-//! | Module | What it is |
+//! | Module | Content |
 //! |---|---|
 //! | [`measure`] | the cells, batches, actions and numbers of VMs, in rounds |
 //! | `rig` | one switch in one setting, with its VMs |
@@ -22,10 +22,10 @@ pub use measure::CalibrateArgs;
 /// Exit status of a calibration that failed.
 const FAILED: u8 = 2;
 
-/// Measures, writes the model, and says what it found.
+/// Measures, writes the model and prints a summary.
 ///
 /// # Errors
-/// It cannot be started. Its own errors are printed, with exit status 2.
+/// The calibration cannot be started. Its own errors are printed, with exit status 2.
 pub fn run(args: CalibrateArgs) -> Result<ExitCode> {
     let outcome = guard::guarded("calibrate", move |guard| {
         let began = tokio::time::Instant::now();

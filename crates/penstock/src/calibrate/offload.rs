@@ -23,7 +23,7 @@ const BURST: usize = 32;
 /// Turns between two looks at the clock.
 const TURNS: u32 = 8;
 
-/// What is sent: always the same frame.
+/// Kind of frame that is sent; every frame is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Finished frames of this many bytes, FCS included.
@@ -34,7 +34,7 @@ pub(super) enum Kind {
     Segments,
 }
 
-/// The setting: offloads at the sender's port, a receiver that asks for none.
+/// A setting with offloads at the sender's port and a receiver that negotiates none.
 pub(super) fn setting() -> Setting {
     let mut setting = Setting::plain("offload", RingKind::Split, String::new());
     setting.keys = ["offloads = true", "offloads = true", ""];
@@ -71,7 +71,7 @@ impl Pair {
         Ok(Self { tx, rx, frame: 0, burst: BURST })
     }
 
-    /// Prepares every slot; nothing may be under way.
+    /// Prepares every slot. No frame may be in flight.
     pub fn offer(&mut self, kind: Kind) {
         let (frame, header) = make(kind);
         let tx = self.tx.tx();
@@ -84,7 +84,7 @@ impl Pair {
         self.burst = if kind == Kind::Segments { BURST / SEGMENTS } else { BURST };
     }
 
-    /// Sends for `secs`, until nothing is under way; returns nanoseconds waited for the core.
+    /// Sends for `secs` and until no frame is in flight. Returns the wait for the core in ns.
     pub fn drive(&mut self, secs: f64) -> anyhow::Result<u64> {
         let (began, waited) = (clock::now(), run_queue_wait_ns());
         while began.elapsed().as_secs_f64() < secs {
@@ -109,7 +109,7 @@ impl Pair {
     fn turn(&mut self) -> anyhow::Result<()> {
         let tx = self.tx.tx();
         tx.reclaim(|_| ());
-        // One burst is under way at a time: no more than the receiver's ring takes.
+        // One burst is in flight at a time, so that the receiver's ring has room.
         if tx.outstanding() == 0 {
             for _ in 0..self.burst {
                 let Some(slot) = tx.take() else { break };

@@ -1,4 +1,4 @@
-//! One switch in one setting, with its VMs: measured in windows, stopped in between.
+//! One switch in one setting, with its VMs. It is measured in windows and stopped in between.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -22,15 +22,15 @@ use penstock_guest::mac::Mac;
 
 /// How long the daemon may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// How long the rings may be silent before nothing is taken to be under way.
+/// Silence of the rings after which no frame counts as in flight.
 const SILENCE: Duration = Duration::from_millis(4);
-/// Longest wait until no frame is under way.
+/// Longest wait until no frame is in flight.
 const SILENCE_LIMIT: Duration = Duration::from_secs(2);
 /// Descriptors of each sender's ring.
 const RING: u16 = 256;
 /// Descriptors of the receiver's ring.
 const RING_OF_ALL: u16 = 1024;
-/// A window with more wait for a core than this share of it is taken again.
+/// A window is measured again if the wait for a core exceeds this share of it.
 const QUIET: f64 = 0.01;
 /// Turns between two looks at the clock.
 const TURNS: u32 = 8;
@@ -133,16 +133,16 @@ pub(super) struct Load {
 pub(super) struct Times {
     pub warm_secs: f64,
     pub window_secs: f64,
-    /// How often a window that was disturbed is taken.
+    /// Number of attempts at a disturbed window.
     pub tries: usize,
 }
 
-/// What a window of a switch came to, all senders together.
+/// Results of a window of a switch, for all senders together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reading {
     /// Cycles per frame as charged, by stage.
     pub stages: Stages,
-    /// Frames in a batch, in the mean.
+    /// Mean number of frames in a batch.
     pub batch: f64,
     /// Share of the window that the worker moved frames.
     pub busy: f64,
@@ -165,7 +165,7 @@ pub(super) struct Rig {
     socket: PathBuf,
     worker: ThreadClock,
     name: String,
-    /// Empty while somebody else drives the sockets.
+    /// Empty while another driver uses the sockets.
     vms: Vec<LoadVm>,
 }
 
@@ -209,7 +209,7 @@ impl Rig {
         Ok((Self { daemon, socket, worker, name, vms: Vec::new() }, dir))
     }
 
-    /// Stops the process: its core is for others.
+    /// Stops the process, which frees its core.
     pub fn pause(&self) -> anyhow::Result<()> {
         self.daemon.signal(Signal::SIGSTOP)
     }
@@ -269,7 +269,7 @@ impl Rig {
     }
 }
 
-/// Sends for `secs` and waits until nothing is under way.
+/// Sends for `secs` and waits until no frame is in flight.
 fn drive(vms: &mut [LoadVm], secs: f64, burst: usize) -> anyhow::Result<u64> {
     let (began, waited) = (clock::now(), run_queue_wait_ns());
     vms.iter_mut().for_each(|vm| vm.restart_pacing(0));

@@ -71,7 +71,7 @@ async fn plain(client: &mut Client, interval: Duration, count: Option<u64>) -> R
     Ok(())
 }
 
-/// Puts the terminal back however the view ends.
+/// Restores the terminal when the view ends, for any reason.
 struct Restore;
 
 impl Drop for Restore {

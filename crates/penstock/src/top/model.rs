@@ -84,7 +84,7 @@ impl Model {
         self.scroll = self.scroll.min(self.last_scroll());
     }
 
-    /// Shows this, or the rates again if it is shown.
+    /// Shows this view, or the rates if this view is already shown.
     pub fn toggle(&mut self, view: View) {
         self.view = if self.view == view { View::Rates } else { view };
     }
@@ -108,7 +108,7 @@ impl Model {
         self.now.vcpus.as_ref()
     }
 
-    /// A port's state; none for the sum of the deleted ones.
+    /// State of a port; `None` for the sum of the deleted ports.
     #[must_use]
     pub fn port(&self, name: &str) -> Option<&PortStatus> {
         self.now.ports.iter().find(|port| port.name == name)

@@ -21,7 +21,7 @@ pub fn absent(model: &Model) -> String {
     }
 }
 
-/// All of it as text; empty where no vCPUs are scheduled.
+/// Returns the view as text. The text is empty if no vCPUs are scheduled.
 #[must_use]
 pub fn table(model: &Model) -> String {
     match model.vcpus() {

@@ -1,6 +1,8 @@
 //! Drawing of the live view: a line for the host, one per worker, a table of ports, a foot line.
 //!
-//! **Rule.** A column is as wide as its widest cell. If a terminal is too narrow for all columns,
+//! # Approach
+//!
+//! A column is as wide as its widest cell. If a terminal is too narrow for all columns,
 //! the least important ones are hidden whole, and the foot line says how many. No cell is cut.
 
 use penstock_control::api::HostStatus;
@@ -73,7 +75,7 @@ impl Columns {
         columns
     }
 
-    /// As a widget of these columns, without the first `above` rows.
+    /// Returns a widget of these columns, without the first `above` rows.
     fn table(self, columns: &[(usize, u16)], above: usize) -> Table<'static> {
         let kept = |cells: Vec<String>| {
             columns.iter().map(|(at, _)| cells[*at].clone()).collect::<Vec<_>>()

@@ -9,7 +9,7 @@ use penstock_guest::bed::process::await_some;
 
 /// Time limit for the removal of a benchmark's processes and files.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Arguments that make a benchmark short and do not affect other processes.
+/// Arguments that keep a benchmark short and its priority normal, with JSON on standard output.
 const SHORT: [&str; 3] = ["--no-nice", "--json", "-"];
 
 fn bench(name: &str, more: &[&str]) -> Command {

@@ -2,8 +2,6 @@
 //!
 //! The tests need the same rights as `cli.rs`. Without them each test is skipped.
 
-// This binary uses only a part of the module.
-
 use crate::support::{Daemon, await_some, await_true};
 
 /// A VM and an uplink of 2 Mbit/s.

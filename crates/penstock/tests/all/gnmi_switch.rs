@@ -1,6 +1,6 @@
 //! A controller as a process, with a switch that speaks gNMI over TLS. The switch is a test double
-//! with a tree in memory. The controller's file alone suffices to configure the switch, to
-//! configure it again after it lost its state, and to read the counters of its queues.
+//! with a tree in memory. The controller's file suffices to configure the switch and to read the
+//! counters of its queues. It also suffices to configure the switch again after it lost its state.
 
 use std::fs;
 use std::path::Path;

@@ -2,8 +2,11 @@
 //! The tests measure the memory and time of an idle port, and its cost to the active ports.
 //!
 //! The small test runs everywhere. The figure for `docs/internals/measurements.md` has 1,000 ports
-//! and needs an idle machine: `cargo test --release -p penstock --test all many_ports -- --ignored
-//! --nocapture`.
+//! and needs an idle machine:
+//!
+//! ```text
+//! cargo test --release -p penstock --test all many_ports -- --ignored --nocapture
+//! ```
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,5 +1,6 @@
-//! A flood of connections to `/metrics`, idle ones and ones with half a request, costs the daemon a
-//! bounded number of descriptors: the API answers, VMs connect, and no thread spins.
+//! A flood of connections to `/metrics` costs the daemon a bounded number of descriptors. Some
+//! connections are idle and some send half a request. Meanwhile the API answers, VMs connect, and
+//! no thread spins.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "a thread's part of a core is a part of real time")]
 
@@ -23,13 +24,13 @@ mod support;
 use support::{Daemon, PAGES, Scratch, await_some, await_true};
 
 const CONNECTIONS: usize = 2_000;
-/// Descriptors that the daemon may have; it starts with fewer and may raise that itself.
+/// Limits of the daemon's descriptors. It starts with the soft limit and may raise it itself.
 const DESCRIPTORS: &str = "ulimit -Sn 256 && ulimit -Hn 1024";
-/// Most descriptors that the daemon's pages may take of these.
+/// Largest number of these descriptors that the daemon's pages may use.
 const FOR_PAGES: usize = 100;
-/// Half-sent requests that must have ended before the test goes on.
+/// Number of half-sent requests that must have ended before the test continues.
 const ENDED: usize = 20;
-/// Most that the control threads may use: a fifth of one core.
+/// Largest part of one core that the control threads may use.
 const PART: f64 = 0.2;
 
 fn daemon() -> Option<Daemon> {
@@ -53,7 +54,7 @@ fn vm(daemon: &Daemon, name: &str) -> VirtioNet {
     VirtioNet::connect(config).unwrap()
 }
 
-/// Connections on their way to the daemon's pages.
+/// Connections to the daemon's pages.
 struct Flood(Vec<OwnedFd>);
 
 impl Flood {
@@ -78,7 +79,7 @@ impl Flood {
         Self(std::thread::spawn(all).join().unwrap())
     }
 
-    /// Every second connection sends the beginning of a request.
+    /// Sends the beginning of a request on every second connection.
     fn send_halves(&self) {
         for one in self.0.iter().step_by(2) {
             let _ =
@@ -86,7 +87,7 @@ impl Flood {
         }
     }
 
-    /// Connections with half a request that the daemon has ended.
+    /// Number of connections with half a request that the daemon has ended.
     fn halves_ended(&self) -> usize {
         let ended = |one: &&OwnedFd| {
             let mut buffer = [0; 64];
@@ -106,11 +107,11 @@ fn descriptors(daemon: &Daemon) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count()
 }
 
-/// Seconds that the daemon's control threads have used.
+/// Processor time that the daemon's control threads have used, in seconds.
 fn control_seconds(daemon: &Daemon) -> f64 {
     let mut ticks = 0_u32;
     for task in std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap() {
-        // A thread that ended in between.
+        // The thread may have ended meanwhile.
         let Ok(stat) = std::fs::read_to_string(task.unwrap().path().join("stat")) else { continue };
         let (name, rest) = stat.rsplit_once(')').unwrap();
         if name.contains("penstock-ctl") {
@@ -131,19 +132,19 @@ fn a_flood_of_connections_to_the_pages_costs_nobody_a_descriptor() {
     flood.send_halves();
     let (since, used) = (Instant::now(), control_seconds(&daemon));
 
-    // What matters more goes on.
+    // More important work continues.
     assert!(daemon.ask("port show vm1").ok().contains("up"));
     let second = vm(&daemon, "vm2");
     await_true("the second VM", || daemon.ask("port show vm2").ok().contains("up"));
     let now = descriptors(&daemon);
     assert!(now < before + FOR_PAGES + 30, "{before} descriptors before the flood, {now} in it");
 
-    // A request that never gets its end does not wait for ever, and nobody spins meanwhile.
+    // A request without an end does not wait for ever, and no thread spins meanwhile.
     await_true("the end of half-sent requests", || flood.halves_ended() >= ENDED);
     let part = (control_seconds(&daemon) - used) / since.elapsed().as_secs_f64();
     assert!(part < PART, "the control threads used {part} of a core");
 
-    // When it is over, nothing is left of it.
+    // After the flood, the daemon has released all of it.
     drop((flood, second));
     let page = await_some("/metrics after the flood", || Some(daemon.page("/metrics")));
     assert!(page.contains("200 OK"), "{page}");

@@ -1,4 +1,4 @@
-//! `penstock-lab bench` from the outside: what it prints, and that nothing of it stays.
+//! Tests of `penstock-lab bench` as a process: its output, and that it leaves nothing behind.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use penstock_guest::bed::process::await_some;
 
-/// How long what was made may take to go.
+/// Time limit for the removal of a benchmark's processes and files.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What keeps a benchmark short and to itself.
+/// Arguments that keep a benchmark short and its priority normal, with JSON on standard output.
 const SHORT: [&str; 3] = ["--no-nice", "--json", "-"];
 
 fn bench(name: &str, more: &[&str]) -> Command {
@@ -23,12 +23,12 @@ fn bench(name: &str, more: &[&str]) -> Command {
     command
 }
 
-/// Where a benchmark keeps its things.
+/// Directory of a running benchmark.
 fn directory(child: &Child) -> PathBuf {
     std::env::temp_dir().join(format!("penstock-bench-{}", child.id()))
 }
 
-/// The report of a benchmark that must succeed.
+/// Waits for a benchmark that must succeed and returns its report.
 #[track_caller]
 fn report(command: &mut Command) -> serde_json::Value {
     let output = command.output().unwrap();
@@ -81,7 +81,7 @@ fn nothing_stays_when_it_is_killed_or_told_to_end() {
             .spawn()
             .unwrap();
         let directory = directory(&child);
-        // The first run is over: switch and generator are at work.
+        // When the first run has ended, switch and generator are running.
         let mut progress = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         while !line.contains("run 1/") {
@@ -94,7 +94,7 @@ fn nothing_stays_when_it_is_killed_or_told_to_end() {
         let status = child.wait().unwrap();
         assert!(!status.success());
         if signal != "KILL" {
-            // It waited for its guard, so all is gone the moment it is.
+            // The benchmark waited for its guard, so it has removed everything when it ends.
             assert!(!directory.exists() && processes_of(&directory) == 0, "{signal}");
         }
         await_some("the guard's work", PATIENCE, || {
@@ -130,6 +130,7 @@ fn rates_are_searched_below_the_maximum() {
     let cases: Vec<_> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
     assert_eq!(cases, ["max", "ndr", "pdr-0.5%"]);
     let mpps: Vec<_> = rows.iter().map(|row| row["mpps"].as_f64().unwrap()).collect();
-    // On a machine shared with other tests a rate without any loss may be 0, never above.
+    // On a machine shared with other tests, a rate without any loss may be 0 and is never above the
+    // first.
     assert!(mpps[0] > 0.0 && mpps[1] <= mpps[0] && mpps[2] <= mpps[0], "{mpps:?}");
 }

@@ -1,7 +1,7 @@
-//! Simulated figures of C2QoS with one seed, their phases shortened: what is not on the list of
-//! missed claims holds, and the same seed gives the same bytes. `scripts/checks.sh figures` runs
-//! these; the figures themselves, over many seeds, are `penstock-lab run`
-//! (docs/internals/figures.md).
+//! Runs the simulated figures of C2QoS with one seed and shortened phases. Every claim that is not
+//! on the list of missed claims must hold, and the same seed must give the same bytes.
+//! `scripts/checks.sh figures` runs these tests. `penstock-lab run` makes the figures themselves,
+//! over many seeds (docs/internals/figures.md).
 
 use std::path::Path;
 
@@ -11,11 +11,12 @@ use penstock_lab::figures::files::Results;
 use penstock_lab::figures::missed::Missed;
 use penstock_lab::figures::{EXPERIMENTS, RunArgs, find};
 
-/// Times the machine it runs on, so it can neither be repeated nor judged beside other tests.
+/// A figure that measures time on this machine. It cannot be repeated, nor judged beside other
+/// tests.
 const TIMED: &str = "c2qos-overhead";
-/// Of its length, for what is judged.
+/// Part of a figure's length for the runs that are judged.
 const PART: f64 = 0.1;
-/// Of its length, for what is only compared: each figure is run twice.
+/// Part of a figure's length for the runs that are only compared. Each figure runs twice.
 const COMPARED: f64 = 0.02;
 
 #[derive(clap::Parser)]
@@ -41,8 +42,8 @@ fn list() -> Missed {
     Missed::read(&root.join("docs/internals/figures.md")).unwrap()
 }
 
-/// A figure with a number that was fitted to its outcome is called that where figures are listed,
-/// no other one is, and it shows what another reading of the paper gives.
+/// Checks that the list of figures marks exactly those with a number that was fitted to the
+/// outcome. Such a figure also shows the result of another reading of the paper.
 fn says_what_is_calibrated(record: &Record) {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/internals/figures.md");
     let docs = std::fs::read_to_string(docs).unwrap();
@@ -60,7 +61,7 @@ fn says_what_is_calibrated(record: &Record) {
     assert!(others.iter().all(|c| c.holds.is_none() && c.measured.is_some()), "{others:?}");
 }
 
-/// `checks.sh` knows this module's name.
+/// `checks.sh` uses this module's name.
 mod short_figures {
     use super::*;
 

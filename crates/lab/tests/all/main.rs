@@ -1,5 +1,5 @@
-//! A switch with guests of ours in one process, and the figures. Beside it, `hostile` counts the
-//! descriptors and mappings of its process.
+//! Tests of a switch and our guests in one process, and of the figures. `hostile` is a separate
+//! binary because it counts the descriptors and mappings of its process.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod bench;

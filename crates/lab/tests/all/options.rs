@@ -1,4 +1,4 @@
-//! The page of all options is what the program's help says.
+//! Tests that the page of all options equals the program's help.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The driver and the generator against DPDK's own device side.
+//! Tests of our driver and generator against DPDK's device side.
 
 use std::net::Ipv4Addr;
 
@@ -9,7 +9,7 @@ use penstock_guest::load::{LoadSpec, Rate, SizeMix, VmSpec};
 
 use crate::common::{Testpmd, frame, receive, until};
 
-/// How a frame is laid out in descriptors.
+/// Layout of a frame in descriptors.
 #[derive(Debug, Clone, Copy)]
 enum Layout {
     Direct,
@@ -37,7 +37,7 @@ fn send(vm: &mut VirtioNet, bytes: &[u8], layout: Layout) {
     tx.publish();
 }
 
-/// Both VMs, attached at the same time as testpmd in client mode connects to both.
+/// Attaches both VMs at the same time, because testpmd in client mode connects to both.
 fn pair(pmd: &Testpmd, change: impl Fn(&mut DriverConfig)) -> [VirtioNet; 2] {
     let mut vms = [0, 1].map(|port| {
         let mut config = pmd.config(port);
@@ -48,8 +48,8 @@ fn pair(pmd: &Testpmd, change: impl Fn(&mut DriverConfig)) -> [VirtioNet; 2] {
     vms
 }
 
-/// testpmd drops what comes before its other port has noticed its guest: sends until one arrives,
-/// and then takes the rest out.
+/// Sends frames until one arrives, then receives the rest. testpmd drops frames until its other
+/// port has noticed its guest.
 fn settle(vms: &mut [VirtioNet; 2]) {
     let mut probes = 0;
     until("the first frame", || {
@@ -135,16 +135,16 @@ fn a_restarted_device_goes_on_where_the_old_one_stopped() {
     for vm in &mut vms {
         until("the death is noticed", || !vm.is_connected());
     }
-    // Frames pushed while nobody listens are outstanding, not lost.
+    // Frames that are pushed while no device is connected are outstanding and not lost.
     for seed in 1000..1010 {
         send(&mut vms[0], &frame(100, seed), Layout::Direct);
     }
     pmd.restart();
-    // The receiver first, so that the forwarder has somewhere to put the resubmitted frames.
+    // The receiver reconnects first, so that the forwarder has buffers for the resubmitted frames.
     assert_eq!(vms[1].reconnect().unwrap().rx_buffers, 256);
     assert_eq!(vms[0].reconnect().unwrap().tx_frames, 10);
-    // The new device takes them all up and gives the buffers back. Whether it forwards them is its
-    // own affair: testpmd drops what comes before its other port is ready.
+    // The new device takes all frames and returns the buffers. It need not forward them, because
+    // testpmd drops frames until its other port is ready.
     until("the resubmitted frames are taken", || {
         vms[0].tx().reclaim(|_| ());
         vms[0].tx().outstanding() == 0
@@ -156,7 +156,7 @@ fn a_restarted_device_goes_on_where_the_old_one_stopped() {
 #[test]
 fn a_device_that_connects_to_us_is_served() {
     let Some(pmd) = Testpmd::start("server", ",client=1") else { return };
-    // The sockets are there before the peer: it retries each second.
+    // The sockets exist before the peer starts, and it retries each second.
     let mut vms = [0, 1].map(|port| {
         let mut config = pmd.config(port);
         config.mode = SocketMode::Server;
@@ -209,7 +209,7 @@ fn touched_load_arrives_without_a_wrong_byte() {
         let (from, to) = (report.vm(from).unwrap(), report.vm(to).unwrap());
         assert!(to.rx_frames > 1000, "{report}");
         assert_eq!(to.rx_bad, 0, "{report}");
-        // Lost frames at the very end leave no gap to see.
+        // Frames lost at the very end leave no gap in the sequence.
         assert!(to.rx_frames + to.rx_lost <= from.tx_frames, "{report}");
         assert!(to.rx_frames + to.rx_lost + 300 >= from.tx_frames, "{report}");
     }

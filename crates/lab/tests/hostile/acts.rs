@@ -1,4 +1,4 @@
-//! What hostile guests and frontends do, each until it is told to stop.
+//! Acts of hostile guests and frontends. Each act runs until its stage stops it.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,16 +15,16 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 use crate::faults;
 use crate::rig::{flow_frame, frame, headers, mac};
 
-/// The hostile guest's port, and its accomplice's: a guest of the same tenant.
+/// Ports of the hostile guest and of its accomplice, a guest of the same tenant.
 pub const EVIL: usize = 2;
 pub const ACCOMPLICE: usize = 3;
 
-/// What an act works with.
+/// Settings and state of a running act.
 pub struct Stage {
     pub evil: DriverConfig,
     pub accomplice: DriverConfig,
     pub stop: AtomicBool,
-    /// Rounds of the act that were done.
+    /// Completed rounds of the act.
     pub rounds: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ fn attach(mut device: VirtioNet) -> VirtioNet {
     device
 }
 
-/// An act: its name and what it does.
+/// Name and function of an act.
 pub type Act = (&'static str, fn(&Stage));
 
 pub const ACTS: [Act; 20] = [
@@ -78,11 +78,11 @@ pub const ACTS: [Act; 20] = [
     ("announces what is no memory", faults::no_memory),
 ];
 
-/// The [`ACTS`] on memory that the switch maps, but for punching holes, which is limited by the
-/// minute: see `docs/internals/hostile-guests.md`.
+/// Indices of the [`ACTS`] on memory that the switch maps. Punching holes is left out, because the
+/// switch limits it per minute: see `docs/internals/hostile-guests.md`.
 pub const FAULTS: [usize; 6] = [8, 14, 16, 17, 18, 19];
 
-/// Sends what fits; the slots that came back are used again.
+/// Sends as many frames as fit and reuses the returned slots.
 fn pour(device: &mut VirtioNet, header: &VnetHdr, mut next: impl FnMut() -> Vec<u8>) {
     let tx = device.tx();
     tx.reclaim(|_| ());
@@ -104,7 +104,8 @@ fn holds_buffers(stage: &Stage) {
     }
 }
 
-/// No two frames of one flow, half of them from new addresses to nobody.
+/// Sends each frame in another flow. Half of the frames have new source addresses and an unknown
+/// destination.
 fn floods_flows(stage: &Stage) {
     let (mut evil, mut accomplice) = (stage.evil(), stage.accomplice());
     pour(&mut accomplice, &VnetHdr::default(), || frame(mac(3), mac(2), 60, 0));
@@ -143,7 +144,7 @@ fn kicks(stage: &Stage) {
 fn toggles_rings(stage: &Stage) {
     let mut evil = stage.evil();
     let mut on = false;
-    // Made to wait longer than a driver waits for an answer: it comes again.
+    // If the switch makes the driver wait past its time limit, the driver reconnects.
     while stage.goes_on() {
         if evil.enable_ring(0, on).is_err() || evil.enable_ring(1, on).is_err() {
             let _ = evil.try_reconnect();
@@ -167,7 +168,7 @@ fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
     [header.as_slice(), body].concat()
 }
 
-/// Messages that each exchange a ring with the worker, as fast as the socket takes them.
+/// Sends messages as fast as the socket accepts them. Each makes the worker exchange a ring.
 fn floods_messages(stage: &Stage) {
     let mut evil = stage.evil();
     let state = |index: u32, number: u32| [index.to_ne_bytes(), number.to_ne_bytes()].concat();
@@ -192,7 +193,8 @@ fn floods_messages(stage: &Stage) {
         match sent {
             Some(Ok(_)) => {}
             Some(Err(e)) if e.kind() == std::io::ErrorKind::WouldBlock => std::thread::yield_now(),
-            // Half a message went out and the next began inside it: the session is over.
+            // Only half of a message went out, so the next message begins inside it and ends the
+            // session.
             _ => {
                 evil.close();
                 let _ = evil.try_reconnect();
@@ -213,7 +215,7 @@ fn sends_half_messages(stage: &Stage) {
         let part = 1 + held.len() % 11;
         let _ = stream.write(&whole[..part]);
         held.push(stream);
-        // The switch serves one connection at a time: the first of them holds it.
+        // The switch serves one connection at a time, and the first connection occupies it.
         if held.len() == 8 {
             held.clear();
         }
@@ -262,7 +264,7 @@ fn rewrites(stage: &Stage) {
         }
         let index = raw.avail_idx();
         raw.write_avail_idx(index.wrapping_add(32));
-        // Once it has been stopped, it comes back with a ring that goes on.
+        // After the switch stopped it, the guest returns with a ring that works.
         if stage.rounds.load(Ordering::Relaxed).is_multiple_of(256) {
             evil.close();
             evil = stage.evil();
@@ -283,7 +285,7 @@ fn breaks_indices(stage: &Stage) {
     }
 }
 
-/// A frame behind as many empty descriptors as the switch looks at, and loops now and then.
+/// Sends a frame behind as many empty descriptors as the switch reads, and sometimes a loop.
 fn sends_long_chains(stage: &Stage) {
     let mut evil = stage.evil();
     let buffer = evil.memory().ranges()[0].0 + 0x8000;
@@ -299,7 +301,7 @@ fn sends_long_chains(stage: &Stage) {
         let index = raw.avail_idx();
         if raw.used_idx() == index {
             for i in 0..size {
-                // One of them never ends.
+                // This chain never ends.
                 let head = if i % 63 == 62 { 250 } else { 0 };
                 raw.write_avail(index.wrapping_add(i), head);
             }
@@ -310,7 +312,8 @@ fn sends_long_chains(stage: &Stage) {
     }
 }
 
-/// Large segments for a guest without offloads, as many cuts to a byte as are allowed.
+/// Sends large segments to a guest without offloads. The segment size is one byte, so each segment
+/// is cut into the largest number of frames.
 fn sends_segments(stage: &Stage) {
     let mut config = stage.evil.clone();
     config.wanted = Features::BASIC | Features::OFFLOADS;
@@ -335,7 +338,7 @@ fn sends_segments(stage: &Stage) {
     }
 }
 
-/// Wants an interrupt for each frame on a counter that is full and whose write waits.
+/// Requests an interrupt for each frame on an eventfd counter that is full, so that a write blocks.
 fn fills_call(stage: &Stage) {
     let (mut evil, mut accomplice) = (stage.evil(), stage.accomplice());
     pour(&mut evil, &VnetHdr::default(), || frame(mac(2), mac(3), 60, 0));
@@ -352,7 +355,7 @@ fn fills_call(stage: &Stage) {
         pour(&mut evil, &VnetHdr::default(), || frame(mac(2), mac(3), 60, 0));
         evil.rx().recv(256, |_| ());
         accomplice.rx().recv(256, |_| ());
-        // A ring whose interrupts were broken off gets another life only with a new session.
+        // After the switch disabled a ring's interrupts, only a new session enables them again.
         if stage.rounds.load(Ordering::Relaxed).is_multiple_of(64) {
             let _ = evil.try_reconnect();
         }

@@ -1,8 +1,9 @@
-//! Acts of front ends that take away the memory they announced.
+//! Acts of frontends that remove the memory that they announced.
 //!
-//! A file that answers late, as one of a file system that the front end serves itself, is played by
-//! files that are no memory: one on a disk, `/dev/zero` and a pipe. All of these are refused before
-//! anything is asked of their file system, and so would the other be.
+//! A file can also answer late, for example if the frontend itself serves its file system. Files
+//! that are not memory represent this case: one on a disk, `/dev/zero` and a pipe. The switch
+//! refuses all of these before it accesses their file system. So it would also refuse the late
+//! file.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -16,11 +17,11 @@ use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 
 use crate::acts::Stage;
 
-/// Where the region is in guest addresses.
+/// Guest address of the region.
 const GUEST: u64 = 1 << 40;
 const LEN: u64 = 1 << 20;
 
-/// Has the switch take a frame from the region's bytes at `offset`.
+/// Makes the switch read a frame from the region's bytes at `offset`.
 fn touch(evil: &mut VirtioNet, offset: u64) {
     let mut raw = evil.raw(1);
     let at = raw.avail_idx();
@@ -42,7 +43,7 @@ fn withdraw(evil: &mut VirtioNet, memory: &FaultyMemory, offset: u64) {
     let _ = evil.frontend().is_ok_and(|frontend| frontend.remove_mem_region(&region).is_ok());
 }
 
-/// Announces memory of `make`'s, has it used, does `harm` to it, has it used again.
+/// Announces memory that `make` creates, uses it, damages it with `harm` and uses it again.
 fn takes_away(
     stage: &Stage,
     make: impl Fn() -> FaultyMemory,
@@ -59,7 +60,7 @@ fn takes_away(
             }
             withdraw(&mut evil, &memory, 0);
         }
-        // Its session has ended, as a rule: another one.
+        // The session has usually ended, so this starts another one.
         let _ = evil.try_reconnect();
     }
 }
@@ -74,7 +75,7 @@ pub fn punches(stage: &Stage) {
     takes_away(stage, memory, |memory, _| memory.punch(0, LEN).unwrap());
 }
 
-/// The same addresses in another file, while the first one shrinks.
+/// Announces the same addresses in another file, while the first file shrinks.
 pub fn replaces(stage: &Stage) {
     let memory = || FaultyMemory::new(LEN).unwrap();
     takes_away(stage, memory, |memory, evil| {
@@ -87,13 +88,12 @@ pub fn replaces(stage: &Stage) {
     });
 }
 
-/// A file on a tmpfs of the act's own that says its blocks are huge; `None` where none can be
-/// mounted.
+/// Creates a file on a separate tmpfs that reports huge blocks. `None` if no tmpfs can be mounted.
 fn huge_tmpfs() -> Option<File> {
     let dir = std::env::temp_dir().join(format!("penstock-huge-{}", std::process::id()));
     std::fs::create_dir_all(&dir).ok()?;
     let none = None::<&str>;
-    // Of this thread alone, and gone with it.
+    // The mount belongs to this thread alone and disappears with it.
     let mounted = unshare(CloneFlags::CLONE_NEWNS).is_ok()
         && mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).is_ok()
         && mount(Some("tmpfs"), &dir, Some("tmpfs"), MsFlags::empty(), Some("huge=always")).is_ok();
@@ -102,7 +102,7 @@ fn huge_tmpfs() -> Option<File> {
     open.ok().filter(|_| mounted)
 }
 
-/// Blocks of 2 MiB, pages of 4 KiB: both ends of the region inside a block.
+/// Uses blocks of 2 MiB and pages of 4 KiB. Both ends of the region are inside a block.
 pub fn odd_blocks(stage: &Stage) {
     let file = huge_tmpfs();
     if file.is_none() {
@@ -117,7 +117,7 @@ pub fn odd_blocks(stage: &Stage) {
     takes_away(stage, make, |memory, _| memory.shrink(0x2800).unwrap());
 }
 
-/// Offsets inside a page, at the last byte and beyond the file, of regions and of logs.
+/// Announces regions and logs at offsets inside a page, at the last byte and beyond the file.
 pub fn odd_offsets(stage: &Stage) {
     let mut evil = stage.evil();
     while stage.goes_on() {
@@ -142,7 +142,7 @@ pub fn odd_offsets(stage: &Stage) {
     }
 }
 
-/// Files that are no memory.
+/// Announces files that are not memory.
 pub fn no_memory(stage: &Stage) {
     let mut evil = stage.evil();
     let path = std::env::current_exe().unwrap();

@@ -1,8 +1,8 @@
-//! Hostile guests and frontends on a running switch: their neighbours do not notice.
+//! Hostile guests and frontends on a running switch do not affect their neighbours.
 //!
-//! In every test run each act goes on beside two guests that exchange frames, and all of these
-//! arrive, whole and in order. How much of a paced rate the neighbours keep is measured by hand, on
-//! an idle machine, as its result is one:
+//! Every test run plays each act beside two guests that exchange frames. All of these frames arrive
+//! complete and in order. A separate measurement shows how much of a paced rate the neighbours
+//! keep. It needs an idle machine, so it is started by hand:
 //!
 //! ```text
 //! cargo test -p penstock-lab --test hostile -- --ignored --nocapture
@@ -27,7 +27,7 @@ use penstock_dataplane::port::peer_memory::{guarded_mappings, mapped_bytes};
 use penstock_guest::driver::{VirtioNet, VnetHdr};
 use rig::{Port, Rig, frame, mac, receive, send};
 
-/// Two neighbours, the hostile guest and an accomplice that takes no offloads.
+/// Ports of two neighbours, the hostile guest and an accomplice that accepts no offloads.
 fn ports() -> [Port; 4] {
     let plain = Port { offloads: OffloadCaps::NONE, ..Port::default() };
     [Port::default(), Port::default(), Port::default(), plain]
@@ -47,20 +47,20 @@ fn stage(rig: &Rig) -> Stage {
     }
 }
 
-/// Frames exchanged by the neighbours, each way.
+/// Number of frames that the neighbours exchange in each direction.
 const FRAMES: u32 = 640;
-/// Rounds of its act that the hostile side gets at least.
+/// Minimum number of rounds of the hostile side's act.
 const ROUNDS: u64 = 50;
 
-/// A panic of an act is a failure of the test and must not hang it.
+/// Lets one test run at a time. If an act panics, its test fails and the others must not hang.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// What no act may leave behind: descriptors of this process, bytes that it mapped of its peers',
-/// and mappings.
+/// Resources that no act may leak: descriptors of this process, bytes of its peers' memory that it
+/// mapped, guarded mappings and mappings of faulty memory.
 fn left() -> (usize, u64, usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -70,7 +70,7 @@ fn left() -> (usize, u64, usize, usize) {
 
 fn neighbours_do_not_notice(act: Act) {
     let _one = alone();
-    // What the process needs once is there after a first rig.
+    // The first rig creates everything that the process needs only once.
     static WARM: Once = Once::new();
     WARM.call_once(|| drop(Rig::start(&ports())));
     let before = left();
@@ -85,7 +85,7 @@ fn plays((name, play): Act) {
     rig.wait_up(2);
     rig::announce(&mut a, mac(0), &mut b);
     rig::announce(&mut b, mac(1), &mut a);
-    // What was flooded before the others had a driver does not count.
+    // Frames that were flooded before the other ports had a driver do not count.
     let before = [rig.counters(0).dropped(), rig.counters(1).dropped()];
     let stage = stage(&rig);
     std::thread::scope(|scope| {
@@ -105,7 +105,7 @@ fn plays((name, play): Act) {
     assert!(rig.counters(0).forwarded >= u64::from(FRAMES), "{name}");
 }
 
-/// Ends the act when the neighbours are done, also by a failure: its scope waits for it.
+/// Ends the act when the neighbours finish or fail, because the act's scope waits for it.
 struct Stopped<'a>(&'a AtomicBool, &'a Rig);
 
 impl Drop for Stopped<'_> {
@@ -119,14 +119,14 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// Sixteen frames from one neighbour to the other.
+/// Sends sixteen frames from one neighbour to the other.
 fn exchange(name: &str, n: u32, from: (u8, &mut VirtioNet), to: (u8, &mut VirtioNet)) {
     let sent: Vec<_> = (n..n + 16).map(|n| frame(mac(from.0), mac(to.0), 300, n)).collect();
     sent.iter().for_each(|f| send(from.1, &VnetHdr::default(), f));
     assert!(own(to.1, from.0, 16) == sent, "{name}: frames from {n} on differ");
 }
 
-/// The next `n` frames from `from`; floods of others are passed over.
+/// Receives the next `n` frames from `from` and ignores flooded frames of other guests.
 fn own(receiver: &mut VirtioNet, from: u8, n: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     rig::wait("the neighbour's frames", || {

@@ -1,12 +1,18 @@
-//! How much of its rate a neighbour keeps: A B A B, without and with the act.
+//! Measures how much of its rate a neighbour keeps. Runs without and with the act alternate (A B A
+//! B).
 //!
-//! **Rule.** Two neighbours send 200,000 frames a second each way, in ticks of one millisecond; a
-//! frame that the ring does not take in its tick counts as lost, as does one that does not arrive.
-//! Without the act as many threads burn the same core, so that the two differ in what the switch is
-//! asked for and not in who else uses the processor; worker and neighbours run at the highest
-//! priority, for the same reason. The figure is the median of the runs with over that of the runs
-//! without. A gap is the longest silence of a neighbour, in ticks: those that its own thread slept
-//! through do not count.
+//! # Approach
+//!
+//! Two neighbours send 200,000 frames a second in each direction, in ticks of one millisecond. A
+//! frame is lost if the ring does not take it in its tick, or if it does not arrive.
+//!
+//! In the runs without the act, as many threads load the same core. So the two kinds of runs differ
+//! in the requests to the switch and not in the load of the processor. For the same reason, worker
+//! and neighbours run at the highest priority.
+//!
+//! The figure is the median of the runs with the act, divided by the median of the runs without. A
+//! gap is the longest time in which a neighbour received nothing, in ticks. Ticks in which the
+//! neighbour's own thread slept do not count.
 #![allow(unsafe_code, reason = "priorities of threads have no safe form")]
 #![expect(clippy::disallowed_methods, reason = "measures rates against the clock")]
 
@@ -35,15 +41,15 @@ fn pin(core: usize) {
     sched_setaffinity(Pid::from_raw(0), &set).unwrap();
 }
 
-/// Gives threads of this process whose name begins so, or the calling one, the highest priority.
-/// Needs root.
+/// Gives the highest priority to all threads of this process whose name begins with `name`. `None`
+/// means the calling thread. This needs root.
 fn favour(name: Option<&str>) {
     let me = nix::unistd::gettid().to_string();
     for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
         let thread = task.file_name().into_string().unwrap();
         let comm = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
         if name.map_or(thread == me, |name| comm.starts_with(name)) {
-            // SAFETY: three numbers. WHY: there is no safe form.
+            // SAFETY: the call takes three numbers and no pointer. WHY: there is no safe form.
             let done =
                 unsafe { libc::setpriority(libc::PRIO_PROCESS, thread.parse().unwrap(), -20) };
             assert_eq!(done, 0, "run as root");
@@ -51,7 +57,7 @@ fn favour(name: Option<&str>) {
     }
 }
 
-/// The calling thread at the highest priority until this is dropped.
+/// Keeps the calling thread at the highest priority until this value is dropped.
 struct Favoured;
 
 impl Favoured {
@@ -63,12 +69,12 @@ impl Favoured {
 
 impl Drop for Favoured {
     fn drop(&mut self) {
-        // SAFETY: three numbers. WHY: there is no safe form.
+        // SAFETY: the call takes three numbers and no pointer. WHY: there is no safe form.
         unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) };
     }
 }
 
-/// One guest that sends and counts.
+/// A guest that sends frames and counts those that it receives.
 struct Neighbour {
     device: VirtioNet,
     bytes: Vec<u8>,
@@ -98,7 +104,7 @@ impl Neighbour {
     }
 }
 
-/// What the neighbours had in one run.
+/// Frames of the neighbours in one run.
 #[derive(Debug, Default)]
 struct Reading {
     due: u64,
@@ -119,14 +125,15 @@ impl Reading {
     }
 }
 
-/// Sends and counts for so long.
+/// Sends and counts frames for this many seconds.
 fn exchange(neighbours: &mut [Neighbour; 2], seconds: f64) -> Reading {
     let start = Instant::now();
     let mut reading = Reading::default();
     let mut silent = [0_u32; 2];
     let mut tick = start;
     while start.elapsed().as_secs_f64() < seconds {
-        // A tick that was slept through is not due: what is measured is the switch.
+        // If the thread slept through a tick, the tick is not due, because the test measures the
+        // switch.
         tick = (tick + TICK).max(Instant::now());
         while Instant::now() < tick {
             let _ = nix::poll::poll(&mut [], nix::poll::PollTimeout::from(1_u8));
@@ -146,7 +153,7 @@ fn exchange(neighbours: &mut [Neighbour; 2], seconds: f64) -> Reading {
     reading
 }
 
-/// The same load of the other core, without asking anything of the switch.
+/// Loads the other core in the same way, without any request to the switch.
 fn burn(stage: &Stage) {
     while !stage.stop.load(Ordering::Relaxed) {
         std::hint::spin_loop();
@@ -168,7 +175,7 @@ fn neighbours(rig: &Rig) -> [Neighbour; 2] {
     both
 }
 
-/// The neighbours beside `act`.
+/// Runs the neighbours beside `act`.
 fn beside(rig: &Rig, both: &mut [Neighbour; 2], act: fn(&Stage), seconds: f64) -> Reading {
     let stage = stage(rig);
     std::thread::scope(|scope| {
@@ -194,9 +201,9 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Longest silence that an act may cost, in ticks.
+/// Longest gap that an act may cause, in ticks.
 const GAP_MOST: u32 = 20;
-/// The act that may cost a longer one, once a minute: the kernel punches some 220 ms a GiB.
+/// An act that may cause a longer gap once a minute. The kernel punches about 220 ms per GiB.
 const PUNCHES: &str = "punches holes";
 
 #[test]
@@ -229,12 +236,13 @@ fn neighbours_keep_their_rate() {
     assert!(failed.is_empty(), "below 99 %, or silent for longer than 20 ms: {failed:?}");
 }
 
-/// Seconds of the loop of faults.
+/// Duration of the loop of faults, in seconds.
 const LOOP: f64 = 600.0;
-/// And of one act in it; a fifth as long without one comes before.
+/// Duration of one act in the loop, in seconds. A run without an act, a fifth as long, precedes it.
 const SLICE: f64 = 5.0;
 
-/// What a peer process does to memory that the switch maps, one after the other for ten minutes.
+/// A peer process damages memory that the switch maps, with one act after the other for ten
+/// minutes.
 #[test]
 #[ignore = "a measurement: wants an idle machine with two cores"]
 fn ten_minutes_of_faults_cost_the_neighbours_nothing() {

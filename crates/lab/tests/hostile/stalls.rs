@@ -1,4 +1,4 @@
-//! A peer that makes the worker sleep: its port is stopped, and no other one is.
+//! A peer makes the worker sleep. The switch stops the peer's port and no other one.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +10,16 @@ use penstock_guest::driver::{Descriptor, GuestMemory, VirtioNet, VnetHdr, Window
 use crate::rig::{Rig, announce, frame, mac, send};
 use crate::{ACCOMPLICE, EVIL, exchange, ports};
 
-/// What is punched: enough for a worker to sleep longer than a batch may.
+/// Bytes to punch: enough to make a worker sleep longer than a batch may take.
 const BYTES: usize = 512 << 20;
-/// Frames that lie in it, each on a page of its own.
+/// Frames in this memory, each on a page of its own.
 const FRAMES: u16 = 64;
-/// Of a frame that lies in two places: virtio's header and what the switch copies at once.
+/// First part of a frame that lies in two places: virtio's header and the bytes that the switch
+/// copies at once.
 const FIRST: u32 = 12 + 128;
 
-/// Punches all of the memory, again and again; each time its pages are made anew first.
+/// Punches all of the memory repeatedly. Each time it first writes to the pages, so that they
+/// exist.
 fn punch(memory: &GuestMemory, window: &mut Window, stop: &AtomicBool) {
     let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     while !stop.load(Ordering::Relaxed) {
@@ -38,8 +40,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Has the hostile guest send frames that lie, all of them or behind their first bytes, in memory
-/// that it punches, until a port is stopped.
+/// Makes the hostile guest send frames from memory that it punches, until a port is stopped. If
+/// `behind_the_first`, the first bytes of each frame are in other memory.
 fn stalls(behind_the_first: bool) {
     let _one = crate::ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let rig = Rig::start(&ports());
@@ -97,7 +99,7 @@ fn stalls(behind_the_first: bool) {
     rig.until("it is told for how long", |rig| {
         rig.status(EVIL).error.is_some_and(|why| why.ends_with("(60 s)"))
     });
-    // Its memory is let go of before the pause.
+    // The switch unmaps the peer's memory before the pause.
     let inode = format!(" {} ", memory.inode().unwrap());
     drop((evil, window, memory));
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -1,17 +1,20 @@
 //! Keeps the daemon's own threads off the workers' cores.
 //!
-//! **Rule.** Before any thread is made, the process may use `control_cores` if given, else all
-//! allowed CPUs but the workers'; threads inherit it and each worker then pins itself. With a
-//! single CPU there is nothing to keep apart.
+//! # Approach
+//!
+//! The daemon limits the process's CPUs before it creates any thread. The process may use
+//! `control_cores` if they are configured. Otherwise it may use all allowed CPUs except the
+//! workers'. Threads inherit this set, and each worker then pins itself to its core. A host with a
+//! single CPU keeps all its threads on that CPU.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// The CPUs this thread may use.
+/// CPUs that this thread may use.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel refuses the call.
 pub fn allowed() -> Result<Vec<u32>> {
     let set = sched_getaffinity(Pid::from_raw(0)).context("CPU affinity cannot be read")?;
     let is_set =
@@ -19,7 +22,7 @@ pub fn allowed() -> Result<Vec<u32>> {
     Ok((0..u32::try_from(CpuSet::count()).unwrap_or(u32::MAX)).filter(is_set).collect())
 }
 
-/// The CPUs for everything but the workers.
+/// CPUs for all threads except the workers.
 #[must_use]
 pub fn control_cpus(allowed: &[u32], workers: &[u32], configured: &[u32]) -> Vec<u32> {
     if !configured.is_empty() {
@@ -29,10 +32,10 @@ pub fn control_cpus(allowed: &[u32], workers: &[u32], configured: &[u32]) -> Vec
     if rest.is_empty() { allowed.to_vec() } else { rest }
 }
 
-/// Moves this thread, and all that it makes from now on, to these CPUs.
+/// Moves this thread to these CPUs. All threads that it creates later inherit them.
 ///
 /// # Errors
-/// A CPU is not there or not allowed.
+/// A CPU does not exist, or the process may not use it.
 pub fn confine(cpus: &[u32]) -> Result<()> {
     ensure!(!cpus.is_empty(), "control cores: the list is empty; name at least one CPU");
     let mut set = CpuSet::new();

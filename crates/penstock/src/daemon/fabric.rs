@@ -1,10 +1,12 @@
 //! The fabric's agent in the daemon. It applies the controller's plans as code points and queues of
-//! this host, and reports what tenants sent and received.
+//! this host. It reports the frames and bytes that tenants sent and received.
 //!
-//! **Rule.** [`Host::set_fabric`] applies a plan in one change; the agent keeps plan and stamp. A
-//! tenant of the plan that this host lacks is logged and is no failure, because its VMs may still
-//! come: a failed plan would roll back the queues of all others. When the controller goes away, the
-//! data path stays, and the state says since when.
+//! # Approach
+//!
+//! [`Host::set_fabric`] applies a plan in one change. The agent stores the plan and its stamp. If
+//! this host lacks a tenant of the plan, the agent logs it and does not fail, because the tenant's
+//! VMs may still start. A failed plan would roll back the queues of all other tenants. If the
+//! controller is lost, the data path keeps its plan, and the state reports the time of the loss.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,7 +33,8 @@ pub struct Fabric {
 /// Tenants of the plan that this host lacks.
 type Absent = Arc<Mutex<BTreeSet<String>>>;
 
-/// The agent of a host in a fabric, not started yet; `None` if the host is in none.
+/// Creates the agent of a host in a fabric and does not start it. `None` if the host is in no
+/// fabric.
 ///
 /// # Errors
 /// The settings are invalid, or the folder of the plan cannot be created.
@@ -97,7 +100,7 @@ struct Side {
     absent: Absent,
 }
 
-/// Runs a call of the host where it may block.
+/// Runs a call of the host on a thread that may block.
 async fn blocking<T: Send + 'static>(
     host: &Arc<Host>,
     call: impl FnOnce(&Host) -> T + Send + 'static,
@@ -150,7 +153,7 @@ fn terms(plan: &HostPlan) -> Result<FabricTerms, SideError> {
         )));
     }
     let code_points = plan.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.dscp));
-    // A tenant without a queue of its own is limited on its hosts.
+    // The hosts limit a tenant that has no queue of its own.
     let held = plan.tenants.iter().filter(|tenant| tenant.dscp == 0);
     let held = held.map(|tenant| {
         let &HostTenant { send, recv: receive, headroom_permille, .. } = tenant;

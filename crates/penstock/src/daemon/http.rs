@@ -15,7 +15,7 @@ use super::metrics::{Reading, page};
 use crate::exposition;
 use crate::verbs::vcpu;
 
-/// The host, read by one scrape at a time whatever scrapers do.
+/// The host. A lock lets one scrape at a time read it.
 type Shared = Arc<Mutex<(Arc<Host>, Parts)>>;
 
 pub fn router(host: Arc<Host>, parts: Parts) -> Router {

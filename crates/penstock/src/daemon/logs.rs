@@ -10,10 +10,10 @@ use crate::cli::LogFormat;
 /// The remedy for a wrong filter.
 const EXAMPLE: &str = "write one such as info,penstock=debug";
 
-/// Installs the subscriber; `RUST_LOG` wins over the configured filter.
+/// Installs the subscriber. `RUST_LOG` overrides the configured filter.
 ///
 /// # Errors
-/// The filter is wrong, or a subscriber is installed already.
+/// The filter is wrong, or a subscriber is already installed.
 pub fn install(format: LogFormat, configured: &str) -> Result<()> {
     let filter = match std::env::var("RUST_LOG") {
         Ok(text) if !text.is_empty() => EnvFilter::try_new(&text)

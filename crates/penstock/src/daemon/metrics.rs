@@ -1,13 +1,17 @@
 //! The Prometheus page: every counter with its meaning and unit, in the OpenMetrics text format.
 //!
-//! **Rule.** The catalogue follows the counters' declarations ([`PortReading::FIELDS`],
-//! [`WorkerReading::FIELDS`]), so a new counter gets its metric and its line in
-//! `docs/reference/metrics.md` (a test compares) without a change here. OpenMetrics requires the
-//! unit at a name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`,
+//! # Approach
+//!
+//! The catalogue follows the counters' declarations ([`PortReading::FIELDS`],
+//! [`WorkerReading::FIELDS`]). So a new counter receives its metric and its line in
+//! `docs/reference/metrics.md` without a change here. A test compares the two. OpenMetrics requires
+//! the unit at a name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`, and
 //! `cycles_ingress` in cycles is `penstock_port_ingress_cycles_total`. Units are Prometheus' base
 //! units: nanoseconds become seconds, and rates in bits become bytes.
 //!
-//! **Cost.** A scrape takes no lock of the data path.
+//! # Cost
+//!
+//! A scrape takes no lock of the data path.
 
 mod vcpus;
 
@@ -39,7 +43,7 @@ pub struct Reading {
     pub status: HostStatus,
     pub ports: Vec<PortStatus>,
     pub stats: Stats,
-    /// What was learned of ports that purchased cycles.
+    /// The learned cost of each port that purchased cycles.
     pub learning: Vec<(String, PortLearning)>,
     /// State of the vCPU scheduler, if one runs.
     pub vcpus: Option<State>,
@@ -83,7 +87,7 @@ struct Metric {
     name: String,
     unit: &'static str,
     is_gauge: bool,
-    /// The labels' names, as in the docs.
+    /// Names of the labels, as in the docs.
     labels: &'static str,
     help: String,
     source: Source,
@@ -101,7 +105,7 @@ impl Metric {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// The name of a field, without the unit that is appended to it.
+/// Name of a field, without the unit that the encoder appends.
 fn name(prefix: &str, field: &str, unit: &str) -> String {
     let stem = if field == unit {
         ""
@@ -216,7 +220,7 @@ fn catalogue() -> Vec<Metric> {
     metrics.extend(delay_metrics());
     metrics.extend(rtp_metrics());
     metrics.extend(queue_metrics());
-    // The heartbeat's TSC value has no meaning outside the process; the gauge of its age is above.
+    // The heartbeat's TSC value has no meaning outside the process. The gauge above shows its age.
     for (field, unit, help) in WorkerReading::FIELDS.iter().filter(|(f, ..)| *f != "heartbeat") {
         metrics.push(Metric {
             name: name("penstock_worker", field, unit),
@@ -304,8 +308,8 @@ fn fabric_metrics() -> Vec<Metric> {
     gauges.into_iter().chain(counts).collect()
 }
 
-/// Histograms of how long frames waited. Their sums use the middle of each part, so they are exact
-/// within 12 %.
+/// Histograms of how long frames waited. The sums count each frame at the middle of its bucket, so
+/// they are exact within 12 %.
 fn delay_metrics() -> [Metric; 4] {
     [
         ("waited", "wait", "how long frames of this port waited in the switch for an output"),
@@ -449,7 +453,7 @@ fn link_metrics() -> Vec<Metric> {
 }
 
 impl Reading {
-    /// The values of a metric that is no whole number, each with its labels.
+    /// Values of a metric that is not an integer counter, each with its labels.
     fn values(&self, source: Source) -> Vec<(Labels, f64)> {
         let one = |value| vec![(Labels::new(), value)];
         let status = &self.status;
@@ -528,7 +532,7 @@ impl Reading {
         queues.map(|(port, queue)| (labels(&port.port, queue), value(queue))).collect()
     }
 
-    /// A port's delays, if the metric is a histogram of such.
+    /// Delays of each port, if the metric is a histogram of delays.
     fn delays(&self, source: Source) -> impl Iterator<Item = (Labels, &Delays)> {
         let ports = self.stats.ports.iter();
         ports.filter_map(move |port| {
@@ -545,7 +549,7 @@ impl Reading {
         self.status.workers.iter().map(|worker| (labels(worker.id), value(worker))).collect()
     }
 
-    /// The values of a counter, exact to the last frame.
+    /// Values of a counter, exact to the last frame.
     fn counts(&self, source: Source) -> Vec<(Labels, u64)> {
         let by_reason = |port: &str, list: &Named| -> Vec<(Labels, u64)> {
             let labels =
@@ -605,7 +609,7 @@ fn port_up(port: &PortStatus) -> (Labels, f64) {
     (labels, f64::from(u8::from(port.state == "up")))
 }
 
-/// A histogram with an upper end each octave.
+/// Encodes a histogram with one upper bound per octave.
 fn encode_delays(delays: &Delays, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
     let seconds = |nanos: u64| to_f64(nanos) / 1e9;
     let (mut ends, mut count, mut sum, mut begin) = (Vec::new(), 0, 0.0, 0_u64);
@@ -660,10 +664,10 @@ impl Collector for Reading {
     }
 }
 
-/// The text of `/metrics`.
+/// Writes the text of `/metrics`.
 ///
 /// # Errors
-/// None in practice: writing to a string does not fail.
+/// None in practice, because writing to a string does not fail.
 pub fn page(reading: Reading) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(reading));

@@ -1,11 +1,15 @@
 //! `penstock host run`: everything around [`Host`] that makes it a service.
 //!
-//! **Rule.** The daemon starts in this order: configuration, logs, socket, metrics address, workers
-//! and ports, then requests and `READY=1`. A second daemon ends at the socket, before it touches a
-//! port.
+//! # Approach
+//!
+//! The daemon starts in this order: configuration, logs, socket, metrics address, workers and
+//! ports. Then it accepts requests and sends `READY=1`. A second daemon ends at the socket, before
+//! it touches a port.
+//!
 //! A watchdog task ticks the host four times a second. It sends `WATCHDOG=1` to the service manager
-//! only while no worker is stalled, so a hung switch is restarted. SIGHUP reloads. SIGTERM and
-//! SIGINT end the daemon within [`SHUTDOWN_LIMIT`] and remove its sockets.
+//! only while no worker is stalled. So the service manager restarts a hung switch. SIGHUP reloads
+//! the configuration. SIGTERM and SIGINT end the daemon within [`SHUTDOWN_LIMIT`] and remove its
+//! sockets.
 
 mod affinity;
 mod fabric;
@@ -47,13 +51,13 @@ use switch::{Switch, Switched};
 
 /// Longest time between a signal and the end of the daemon.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
-/// Interval between two looks at the workers' heartbeats.
+/// Interval between two checks of the workers' heartbeats.
 const TICK: Duration = Duration::from_millis(250);
 /// Limit of concurrent requests on one connection.
 const REQUESTS_AT_ONCE: usize = 32;
-/// Connections at once on the API's socket; more wait to be accepted.
+/// Limit of connections at once on the API's socket. Further connections wait in the backlog.
 pub(crate) const API_CONNECTIONS_MAX: usize = 128;
-/// Connections to the API may use one of this many descriptors.
+/// Limit of descriptors for connections to the API.
 pub(crate) const API_DESCRIPTORS: usize = 8;
 
 /// The host's roles in a fabric: server, switch, both or none.
@@ -64,7 +68,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Adds the present state of these roles.
+    /// Adds the current state of these roles to the status.
     fn enter(&self, status: &mut HostStatus) {
         status.fabric = self.fabric.as_ref().map(Fabric::status);
         status.switch = self.switch.as_ref().map(Switched::status);
@@ -110,10 +114,10 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
     outcome
 }
 
-/// `penstock host helper`: runs until it is ended.
+/// `penstock host helper`: runs until the service manager ends it.
 ///
 /// # Errors
-/// It was not started by a service manager, or its socket broke.
+/// No service manager started it, or its socket failed.
 pub fn help(log_format: LogFormat) -> Result<ExitCode> {
     logs::install(log_format, "info")?;
     helper::serve_activated().context("helper")?;
@@ -131,8 +135,8 @@ fn take_address(config: &HostConfig) -> Result<Option<TcpListener>> {
     Ok(Some(listener))
 }
 
-/// Keeps control threads off the workers' cores. It follows the host's start, which chooses those
-/// cores among the ones that the process may use.
+/// Keeps control threads off the workers' cores. The host's start chooses these cores among those
+/// that the process may use, so this call comes after it.
 fn keep_off_workers(host: &Host, configured: &[u32]) -> Result<()> {
     let workers: Vec<u32> = host.status().workers.iter().map(|worker| worker.core).collect();
     let cpus = affinity::control_cpus(&affinity::allowed()?, &workers, configured);
@@ -141,7 +145,7 @@ fn keep_off_workers(host: &Host, configured: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// Logs the effect of a change.
+/// Logs the effect of a change of configuration.
 fn log_change(report: &ChangeReport) {
     let generation = report.generation;
     tracing::info!(generation, changes = ?report.changes, "configuration changed");
@@ -150,7 +154,7 @@ fn log_change(report: &ChangeReport) {
     }
 }
 
-/// Serves until a signal, then ends in order.
+/// Serves until a signal arrives, then shuts down in order.
 async fn serve(
     host: Arc<Host>,
     listener: UnixListener,
@@ -219,10 +223,10 @@ async fn serve(
     }
 }
 
-/// Lets running requests finish, then detaches the ports and stops the workers.
+/// Waits for running requests, then detaches the ports and stops the workers.
 async fn end(host: Arc<Host>, mut tasks: JoinSet<Result<()>>) -> Result<()> {
     let drained = async { while tasks.join_next().await.is_some() {} };
-    // A client that keeps its connection open must not delay the end.
+    // A client that keeps its connection open must not delay the shutdown.
     if tokio::time::timeout(Duration::from_secs(1), drained).await.is_err() {
         tasks.abort_all();
     }
@@ -232,7 +236,8 @@ async fn end(host: Arc<Host>, mut tasks: JoinSet<Result<()>>) -> Result<()> {
     Ok(())
 }
 
-/// SIGHUP: reads the file again. A wrong file changes nothing and is logged.
+/// Handles SIGHUP: reads the file again. If the file is wrong, it changes nothing and logs the
+/// error.
 async fn reload(host: &Arc<Host>, notifier: &Notifier) {
     notifier.send("STATUS=reloading");
     let host = Arc::clone(host);
@@ -255,7 +260,7 @@ async fn reload(host: &Arc<Host>, notifier: &Notifier) {
     }
 }
 
-/// Runs the agent of the fabric. Without a controller the data path does not change.
+/// Runs the agent of the fabric. If the controller is unreachable, the data path does not change.
 async fn take_part(agent: Agent, mut stopping: watch::Receiver<bool>) -> Result<()> {
     agent
         .run(async move {
@@ -288,7 +293,7 @@ async fn api(
         .context("API socket")
 }
 
-/// Checks the watched links, and keeps the counters' history.
+/// Checks the watched links and records the history of the counters.
 async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<()> {
     let start = tokio::time::Instant::now();
     let mut looks = tokio::time::interval(Duration::from_nanos(INTERVAL.0));
@@ -317,7 +322,7 @@ async fn watchdog(
 ) -> Result<()> {
     let start = tokio::time::Instant::now();
     let mut told = start;
-    // Twice as often as required, as sd_watchdog_enabled(3) recommends.
+    // sd_watchdog_enabled(3) recommends to notify twice as often as the limit requires.
     let tell_every = notifier.watchdog.map(|limit| limit / 2);
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,8 +1,14 @@
-//! Telling the service manager: `READY=1`, `WATCHDOG=1`, `STOPPING=1`.
+//! Notifies the service manager: `READY=1`, `WATCHDOG=1`, `STOPPING=1`.
 //!
-//! **Source.** sd_notify(3): one datagram of `KEY=VALUE` lines to the socket in `NOTIFY_SOCKET`,
-//! a path or, behind `@`, an abstract name. **Rule.** Without the variable nothing is sent; a
-//! manager that does not listen is no reason to stop switching, so failures are logged once.
+//! # Source
+//!
+//! sd_notify(3): one datagram of `KEY=VALUE` lines to the socket in `NOTIFY_SOCKET`. The variable
+//! holds a path or, behind `@`, an abstract name.
+//!
+//! # Approach
+//!
+//! If the variable is not set, the daemon sends nothing. If the manager does not listen, the daemon
+//! logs the first failure and continues to switch.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,11 +18,11 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The way to the service manager; does nothing without one.
+/// Sender of notifications to the service manager. Without a manager it does nothing.
 #[derive(Debug)]
 pub struct Notifier {
     target: Option<(UnixDatagram, SocketAddr)>,
-    /// How often the manager wants to hear from us.
+    /// Interval within which the manager expects a notification. `None` if it has no watchdog.
     pub watchdog: Option<Duration>,
     failed: AtomicBool,
 }
@@ -39,10 +45,10 @@ impl Notifier {
         }
     }
 
-    /// A notifier to this socket.
+    /// Creates a notifier that sends to this socket.
     ///
     /// # Errors
-    /// The name is too long or no datagram socket can be had.
+    /// The name is too long, or the kernel refuses a datagram socket.
     pub fn new(socket: Option<OsString>, watchdog: Option<Duration>) -> io::Result<Self> {
         let target = match socket.filter(|socket| !socket.is_empty()) {
             None => None,

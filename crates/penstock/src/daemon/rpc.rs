@@ -1,4 +1,4 @@
-//! The gRPC service: each request is one call of [`Host`], made on a thread that may block.
+//! The gRPC service. Each request is one call of [`Host`] on a thread that may block.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::wire::{WATCH_MS_MAX, WATCH_MS_MIN};
 pub struct Service {
     host: Arc<Host>,
     parts: Parts,
-    /// Turns true at shutdown; watches end then.
+    /// Becomes true at shutdown. Watches then end.
     stopping: watch::Receiver<bool>,
 }
 
@@ -33,7 +33,7 @@ impl Service {
         Self { host, parts, stopping }
     }
 
-    /// Runs a call of the host where it may block.
+    /// Runs a call of the host on a thread that may block.
     async fn call<T, F>(&self, call: F) -> Result<T, Status>
     where
         T: Send + 'static,
@@ -56,7 +56,7 @@ impl Service {
     }
 }
 
-/// An error of the host as a gRPC status.
+/// Converts an error of the host to a gRPC status.
 fn status(error: &ApiError) -> Status {
     let text = error.to_string();
     match error.kind {
@@ -280,8 +280,8 @@ impl HostService for Service {
     }
 }
 
-/// Sends readings until the client hangs up, an error, or the daemon stops. A client that does not
-/// read misses readings; it never makes the daemon hold more than two.
+/// Sends readings until the client hangs up, an error occurs or the daemon stops. A client that
+/// does not read misses readings. The daemon holds at most two readings for it.
 async fn feed(
     mut service: Service,
     interval: Duration,

@@ -1,12 +1,19 @@
-//! The API's unix socket: private to the daemon's user, and one daemon's at a time.
+//! The API's unix socket. It is private to the daemon's user, and one daemon at a time serves it.
 //!
-//! **Rule.** The owner of the socket locks a file beside it. The kernel drops the lock with its
-//! holder, so a dead daemon's socket is known to be stale and is replaced. A socket that answers is
-//! refused even without the lock (the lock file was deleted), and so is a file that is no socket.
-//! The socket is born with mode 0600: Linux takes it from the descriptor at `bind` (unix(7) leaves
-//! it open, `unix_bind` in the kernel does it), so there is no moment in which others could
-//! connect, and the process-wide mask is left alone. The directory may be another user's: a lock
-//! file that is a link, or another user's, is refused and not written to.
+//! # Approach
+//!
+//! The owner of the socket locks a file beside it. The kernel releases the lock when its holder
+//! ends. So the next daemon knows that a dead daemon's socket is stale, and replaces it. The daemon
+//! refuses to start in two more cases:
+//! - A process answers on the socket, although nobody holds the lock (the lock file was deleted).
+//! - The path is a file that is not a socket.
+//!
+//! The socket has mode 0600 from its creation, so others can connect at no moment. Linux takes the
+//! mode from the descriptor at `bind`. unix(7) leaves this open; `unix_bind` in the kernel does it.
+//! So the daemon does not change the process-wide mask.
+//!
+//! The directory may belong to another user. If the lock file is a link or belongs to another user,
+//! the daemon refuses it and does not write to it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -25,19 +32,19 @@ use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAdd
 use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::geteuid;
 
-/// The daemon's hold on its socket: gone, with the socket, when dropped.
+/// The daemon's lock on its socket. Dropping it removes the socket and releases the lock.
 #[derive(Debug)]
 pub struct SocketGuard {
     path: PathBuf,
-    /// Device and inode: what we created and nothing else is removed.
+    /// Device and inode of the socket. The daemon removes only the socket that it created.
     identity: (u64, u64),
     _lock: Flock<File>,
 }
 
-/// Takes the socket. `key` is the key of the configuration that sets its path, for errors.
+/// Locks the socket's path. `key` is the configuration key of this path, for errors.
 ///
 /// # Errors
-/// Another process has it, the path is not a socket, or the directory cannot be written.
+/// Another process has the socket, the path is not a socket, or the directory cannot be written.
 pub fn take(path: &Path, key: &str) -> Result<(UnixListener, SocketGuard)> {
     let at = path.display();
     make_parent(path).with_context(|| format!("socket {at}"))?;
@@ -50,7 +57,7 @@ pub fn take(path: &Path, key: &str) -> Result<(UnixListener, SocketGuard)> {
     Ok((listener, SocketGuard { path: path.to_owned(), identity, _lock: lock }))
 }
 
-/// A listening socket that is private from birth.
+/// Creates a listening socket that is private from its creation.
 fn bind(path: &Path) -> nix::Result<UnixListener> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -80,7 +87,7 @@ fn make_parent(path: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     let created = builder.recursive(true).mode(0o755).create(parent);
     created
-        // Again for the directory itself, as the mask of a service is often narrower.
+        // A service's mask is often narrower, so this sets the mode of the directory itself.
         .and_then(|()| {
             let mut options = OpenOptions::new();
             let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
@@ -101,7 +108,7 @@ fn lock(path: &Path, key: &str) -> Result<Flock<File>> {
         .create(true)
         .truncate(false)
         .mode(0o600)
-        // Nor may the opening wait for a pipe's other end.
+        // Opening must not wait for the other end of a pipe.
         .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
         .open(&name)
         .with_context(|| format!("lock file {at}"))?;
@@ -111,7 +118,7 @@ fn lock(path: &Path, key: &str) -> Result<Flock<File>> {
         "lock file {at}: it belongs to another user, or is a link to another file; remove it or \
          configure another {key}"
     );
-    // Read before the lock, to name its holder in an error.
+    // This reads the holder's name before it takes the lock, for the error.
     let mut holder = String::new();
     let _ = (&mut file).take(32).read_to_string(&mut holder);
     let mut locked = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -159,7 +166,7 @@ mod tests {
 
     const KEY: &str = "[controller] socket";
 
-    /// An own directory, removed at the end.
+    /// A directory of this test, removed at the end.
     struct Scratch(PathBuf);
 
     impl Scratch {

@@ -1,8 +1,11 @@
 //! The daemon as a switch of a fabric: controllers configure the queues of its ports.
 //!
-//! **Rule.** [`FabricSwitch`] compares stamps and saves the decision. This module connects it to
-//! the running [`Host`], and serves it on the API's socket, which only its owner may open, and by
-//! mutual TLS on `listen`. The decision from before a restart is in force before the first request.
+//! # Approach
+//!
+//! [`FabricSwitch`] compares stamps and saves the decision. This module connects it to the running
+//! [`Host`] and serves it at two places. One is the API's socket, which only its owner may open.
+//! The other is `listen`, which requires mutual TLS. After a restart, the saved decision applies
+//! before the first request.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -21,10 +24,10 @@ use penstock_controller::switch::wire::v1::switch_service_server::SwitchServiceS
 use penstock_controller::switch::{self, FabricSwitch, PortReading, SwitchServer, SwitchSide, Who};
 use tokio::sync::watch;
 
-/// Interval between two looks at the files of certificates.
+/// Interval between two checks of the certificate files.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// A host that is a switch, not served yet.
+/// A host that is a switch and does not serve controllers yet.
 #[derive(Debug)]
 pub struct Switch {
     inner: Arc<FabricSwitch>,
@@ -39,14 +42,14 @@ struct Door {
     who: Who,
 }
 
-/// Handle to a switch that runs.
+/// Handle to a running switch.
 #[derive(Clone, Debug)]
 pub struct Switched(Arc<FabricSwitch>);
 
-/// The host as a switch; `None` if it is none.
+/// Creates the host's switch. `None` if the host is not configured as a switch.
 ///
 /// # Errors
-/// The folder of the decision cannot be created, certificates cannot be read, or the address is
+/// The folder of the decision cannot be created, the certificates cannot be read, or the address is
 /// taken.
 pub fn become_one(host: &Arc<Host>, directory: &Path) -> Result<Option<Switch>> {
     let Some(terms) = host.config().switch_terms(directory) else { return Ok(None) };
@@ -80,7 +83,8 @@ impl Switch {
         Switched(Arc::clone(&self.inner))
     }
 
-    /// Applies the decision from before a restart. A controller mends what cannot be applied.
+    /// Applies the decision from before a restart. If part of it cannot be applied, a controller
+    /// repairs it later.
     pub async fn take_up(&self) {
         let name = self.inner.name();
         match self.inner.take_up().await {
@@ -97,10 +101,11 @@ impl Switch {
         }
     }
 
-    /// Serves controllers from the network until `stopping`, and tries again to save a decision
-    /// that could not be saved.
+    /// Serves controllers from the network until `stopping` is true. It also retries to save a
+    /// decision whose first save failed.
     ///
     /// # Errors
+    /// The listener failed.
     /// The listener failed.
     pub async fn serve(self, mut stopping: watch::Receiver<bool>) -> Result<()> {
         let inner = Arc::clone(&self.inner);
@@ -128,7 +133,7 @@ impl Switch {
 }
 
 impl Switched {
-    /// The service for the API's socket.
+    /// Service for the API's socket.
     #[must_use]
     pub fn service(&self) -> SwitchServiceServer<SwitchServer> {
         SwitchServiceServer::new(SwitchServer::new(Arc::clone(&self.0), Who::Connected))
@@ -161,7 +166,7 @@ struct Side {
 }
 
 impl Side {
-    /// Runs a call of the host where it may block.
+    /// Runs a call of the host on a thread that may block.
     async fn blocking<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Host) -> Result<T, ApiError> + Send + 'static,
@@ -195,7 +200,7 @@ impl SwitchSide for Side {
 
 /// Converts a port to the reading that controllers receive.
 fn reading(port: SwitchPort) -> (String, PortReading) {
-    // Numbers of queues and code points, which the API has wider.
+    // The API has wider integers for the numbers of queues and code points.
     let narrow = |number: u32| u8::try_from(number).unwrap_or(u8::MAX);
     let counters = |queue: &QueueStatus| QueueCounters {
         port: port.name.clone(),

@@ -1,4 +1,4 @@
-//! Fabric and crew, as the controller's file describes them.
+//! Creates the fabric and its crew from the controller's file.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use penstock_fabric::topology::NodeId;
 
 use super::drivers::driver;
 
-/// Makes a fabric and its crew, again for each term. Drivers stay.
+/// Creates a fabric and its crew for each term. The drivers are kept.
 pub struct Maker {
     file: Arc<ControllerFile>,
     hosts: Arc<Registry>,
@@ -23,10 +23,10 @@ pub struct Maker {
 }
 
 impl Maker {
-    /// With drivers for all switches.
+    /// Creates the drivers of all switches.
     ///
     /// # Errors
-    /// A switch that cannot be driven so.
+    /// The settings of a switch do not fit its driver.
     pub fn new(file: Arc<ControllerFile>, hosts: Arc<Registry>) -> Result<Self> {
         let empty = fabric(&file)?;
         let mut drivers = BTreeMap::new();
@@ -36,10 +36,10 @@ impl Maker {
         Ok(Self { file, hosts, drivers })
     }
 
-    /// An empty fabric, and a crew without a decision.
+    /// Creates an empty fabric, and a crew without a decision.
     ///
     /// # Errors
-    /// Settings that cannot work.
+    /// The settings are invalid.
     pub fn make(&self) -> Result<(Fabric, Crew)> {
         let fabric = fabric(&self.file)?;
         let topology = fabric.topology();

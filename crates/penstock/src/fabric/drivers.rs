@@ -1,4 +1,4 @@
-//! A switch's driver, as the controller's file describes it.
+//! Creates a switch's driver from the controller's file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,13 +18,13 @@ use penstock_fabric::queue_binding::Mode;
 use penstock_fabric::topology::NodeId;
 use penstock_units::BitsPerSecond;
 
-/// Where controllers on this machine keep each other from the same switch.
+/// Directory of the locks. They keep two controllers on this machine from driving the same switch.
 const LOCKS: &str = "/run/penstock";
 
-/// The driver of a switch; it is not asked anything yet.
+/// Creates the driver of a switch. The driver sends nothing to the switch yet.
 ///
 /// # Errors
-/// A switch that cannot be driven so, or a file of certificates that cannot be read.
+/// The settings do not fit the driver, or a certificate file cannot be read.
 pub fn driver(
     file: &ControllerFile,
     fabric: &Fabric,
@@ -124,7 +124,7 @@ fn sonic(
     Ok(Arc::new(switch.with_context(|| format!("switch {name}"))?))
 }
 
-/// A file that is about a switch.
+/// Reads a file that belongs to a switch's settings.
 fn text(switch: &str, path: &Path) -> Result<String> {
     let read = std::fs::read_to_string(path);
     read.with_context(|| format!("switch {switch}: file {}", path.display()))

@@ -1,11 +1,15 @@
 //! The controller's Prometheus page, in the OpenMetrics text format.
 //!
-//! **Rule.** Values come from the views that the page shows (`penstock_controller::view`), so a
-//! graph and the page cannot differ. A controller that does not lead has only the metrics that say
-//! so. The catalogue is one table ([`catalogue`]); a test writes it to `docs/reference/metrics.md`.
+//! # Approach
 //!
-//! **Cost.** There are 9 series per tenant, 3 to 6 per server or switch, 7 per link and 1 per port
-//! with tenants.
+//! Values come from the views that the page shows (`penstock_controller::view`), so a graph and the
+//! page cannot differ. A controller that does not lead has only the metrics that report this. The
+//! catalogue is one table ([`catalogue`]). A test writes it to `docs/reference/metrics.md`.
+//!
+//! # Cost
+//!
+//! There are 9 series per tenant, 3 to 6 per server or switch, 7 per link, and 1 per port that has
+//! tenants.
 
 use std::fmt;
 use std::time::Duration;
@@ -32,8 +36,8 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// A reading of the view `status`, `age` old, and of the views of tenants, bindings and
-    /// topology in this order, each null if absent.
+    /// Creates a reading from the view `status` and its age. `parts` are the views of tenants,
+    /// bindings and topology in this order. An absent view is null.
     ///
     /// # Errors
     /// A view is missing or has another form.
@@ -51,7 +55,7 @@ impl Reading {
     }
 }
 
-/// The objects of which a metric has one value each.
+/// Kinds of objects. A metric has one value for each object of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
     /// The controller, whether it leads or not.
@@ -70,7 +74,7 @@ enum Of {
 }
 
 impl Of {
-    /// The labels' names, as in the docs.
+    /// Names of the labels, as in the docs.
     const fn labels(self) -> &'static str {
         match self {
             Self::Controller | Self::Leader => "",
@@ -86,18 +90,19 @@ impl Of {
     }
 }
 
-/// Where in the object a value is. Of two the first is up or sent, the second down or received.
+/// Path of a value in its object. Of two paths the first is up or sent, the second down or
+/// received.
 type Path = &'static [&'static str];
 
-/// A metric: name without unit and `_total`, unit, of what, scale, where, meaning. Views have rates
-/// in bits; Prometheus' base unit is the byte.
+/// A metric. `name` excludes the unit and `_total`. Views have rates in bits; Prometheus' base unit
+/// is the byte.
 #[derive(Clone, Copy, Debug)]
 struct Metric {
     name: &'static str,
     unit: &'static str,
     is_counter: bool,
     of: Of,
-    /// What is read is divided by this.
+    /// Divisor from the view's unit to the metric's unit.
     per: u32,
     at: Path,
     help: &'static str,
@@ -285,7 +290,8 @@ fn of_fabric() -> Vec<Metric> {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// A number, a yes or no, how many; or nothing.
+/// Converts a value of a view. A boolean is 0 or 1, a list is its length, and a text is 1 if it is
+/// `in` and 0 otherwise. `None` for other values.
 fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Number(number) => number.as_f64(),
@@ -372,7 +378,7 @@ impl Collector for Reading {
             };
             let mut values = self.values(&metric);
             if metric.of.labels().is_empty() {
-                // As a family, it would be written with `{}` after its name.
+                // A family would be written with `{}` after its name.
                 values.pop().map_or(Ok(()), |(_, value)| write(value, family))?;
                 continue;
             }
@@ -386,10 +392,10 @@ impl Collector for Reading {
     }
 }
 
-/// The text of `/metrics`.
+/// Writes the text of `/metrics`.
 ///
 /// # Errors
-/// None in practice: writing to a string does not fail.
+/// None in practice, because writing to a string does not fail.
 pub fn page(reading: Reading) -> Result<String> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(reading));

@@ -1,9 +1,12 @@
 //! `penstock controller run`: everything around [`penstock_controller`] that makes it a service.
 //!
-//! **Rule.** The controller starts in this order: file, logs, socket (a second controller ends
-//! here), addresses of agents and of the page, then the campaign and `READY=1`. SIGTERM and SIGINT
-//! end it, and it gives up its lease, so that another one leads at once. SIGHUP reads certificates
-//! again; without a signal the controller does so soon after they change.
+//! # Approach
+//!
+//! The controller starts in this order: file, logs, socket, addresses of agents and of the page. A
+//! second controller ends at the socket. Then the controller campaigns for the lease and sends
+//! `READY=1`. SIGTERM and SIGINT end it. It then releases its lease, so that another controller
+//! leads at once. SIGHUP makes it read the certificates again. Without a signal it reads them soon
+//! after they change.
 
 mod crew;
 mod drivers;
@@ -37,7 +40,7 @@ use tonic::transport::Server;
 use crate::cli::ControllerRunArgs;
 use crate::daemon::{API_CONNECTIONS_MAX, API_DESCRIPTORS, logs, notify::Notifier, socket};
 
-/// Between two looks at the files of certificates.
+/// Interval between two checks of the certificate files.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Longest time between a signal and the end of the controller.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -136,7 +139,7 @@ async fn serve(
     let (report_ms, tls_files) = (file.report_ms, file.tls.clone());
     let per_certificate = file.connections_per_certificate;
     let file = Arc::new(file);
-    // What cannot be made is said now, not at the first election.
+    // Errors of the settings show here and not at the first election.
     let crew = crew::Maker::new(Arc::clone(&file), Arc::clone(&hosts))?;
     let controller = Controller::new(Setup {
         name: file.name.clone(),
@@ -206,7 +209,7 @@ async fn serve_operators(
         .context("socket")
 }
 
-/// Takes up new certificates soon after their files changed, and at once at SIGHUP.
+/// Loads new certificates soon after their files changed, and at once at SIGHUP.
 async fn watch_certificates(tls: Option<ServerTls>) -> Result<()> {
     let mut hup = signal(SignalKind::hangup()).context("signals cannot be handled")?;
     let watch = async {

@@ -1,4 +1,4 @@
-//! Tenants' files as the controller's intent.
+//! Reads tenants' files as the controller's intent.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use penstock_controller::intent::{ClassRecord, Names, SpreadRecord, TenantSpec};
 use penstock_controller::service::ReadTenants;
 use penstock_fabric::topology::Topology;
 
-/// Reads with the grammar of `penstock controller plan`.
+/// Returns a reader with the grammar of `penstock controller plan`.
 pub fn reader() -> ReadTenants {
     Arc::new(|text, topology, known| {
         let wishes = parse_tenants(text, "tenants", topology, known)

@@ -1,6 +1,6 @@
-//! What a port bought in cycles, and its class: the daemon driven by the command line while guests
-//! of ours flood.
-//! Needs what `cli.rs` needs; without it each test is skipped.
+//! Tests of ports that purchased cycles, and of their classes. The command line drives the daemon
+//! while our guests flood. The tests need the same rights as `cli.rs`; without them each is
+//! skipped.
 
 use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,10 +21,10 @@ fn cycles_set_on_a_running_port_divide_the_core_from_then_on() {
     bed.set("vm1 cycles=5M");
     bed.set("vm2 cycles=5M");
     assert_about(bed.part_of_vm1(), 0.5);
-    // What nobody bought goes by weight; each has bought next to nothing.
+    // Cycles that nobody bought are divided by weight. Each VM has bought next to none.
     bed.set("vm1 ingress_policy=cycles-minmax cycles=500k weight=9");
     bed.set("vm2 ingress_policy=cycles-minmax cycles=500k weight=1");
-    // Of 15M one is sold, half of it to vm1, which has nine tenths of the other 14.
+    // One of the 15M cycles is sold, half of it to vm1. Of the other 14M, vm1 receives nine tenths.
     assert_about(bed.part_of_vm1(), 13.1 / 15.0);
     let shown = bed.daemon.ask("port show vm1 --json").ok();
     assert!(shown.contains("cycles-minmax"), "{shown}");
@@ -34,7 +34,7 @@ fn cycles_set_on_a_running_port_divide_the_core_from_then_on() {
 #[test]
 fn a_class_set_on_a_running_port_goes_before_the_others_from_then_on() {
     let Some(bed) = Bed::start(CAPACITY, true) else { return };
-    // Neither has a bucket: the class alone says who goes first, and both always have frames.
+    // Neither VM has a bucket. So the class alone decides the order, and both always have frames.
     bed.set("vm1 priority=1");
     bed.set("vm2 priority=3");
     let first = bed.part_of_vm1();
@@ -42,14 +42,14 @@ fn a_class_set_on_a_running_port_goes_before_the_others_from_then_on() {
     bed.set("vm2 priority=1");
     let last = bed.part_of_vm1();
     assert!(first > 0.75 && last < 0.25, "{first:.3}, then {last:.3}");
-    // With cycles of its own the lower class has them all the same.
+    // The lower class also receives the cycles that it purchased.
     bed.set("vm2 ingress_policy=cycles-strict cycles=3M");
     bed.set("vm1 ingress_policy=cycles-strict cycles=6M");
     assert_about(bed.part_of_vm1(), 0.67);
     bed.daemon.ask("stats --check").ok();
 }
 
-// Guests, worker and daemon take turns on a busy machine, and then it is others that hold the port.
+// On a busy machine, guests, worker and daemon take turns. Then other processes limit the port.
 #[test]
 #[ignore = "wants an idle machine with two cores; the cases themselves are tests of `explain`"]
 fn what_holds_a_port_is_told_as_it_changes() {
@@ -84,7 +84,7 @@ fn what_holds_a_port_is_told_as_it_changes() {
 #[test]
 fn a_port_that_sends_less_than_it_may_is_held_by_nothing() {
     let Some(bed) = Bed::start(CAPACITY, false) else { return };
-    // The second VM is silent.
+    // The second VM sends nothing.
     bed.set("vm2 ingress_policy=cycles-minmax cycles=2M");
     let Some(answer) = bed.explained("vm2", "nothing") else { return };
     assert_eq!((&answer["entitled"], &answer["used"]), (&2_000_000.into(), &0.into()));

@@ -1,7 +1,7 @@
-//! The daemon in a network namespace, driven only by the command line.
+//! Tests of the daemon in a network namespace. Only the command line drives it.
 //!
-//! Needs the right to make a network namespace and a TAP interface (root, or user namespaces);
-//! without it each test is skipped.
+//! The tests need the right to create a network namespace and a TAP interface (root, or user
+//! namespaces). Without it each test is skipped.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -26,7 +26,8 @@ tap.interface = "tapb"
 tenant = "red"
 "#;
 
-/// Gives both interfaces an address and has the kernel ask for a third by ARP, from port a.
+/// Gives both interfaces an address and makes the kernel send ARP requests for a third one from
+/// port a.
 const TRAFFIC: &str = "ip addr add 10.9.0.1/24 dev tapa 2>/dev/null; ip link set tapa up; \
      ip link set tapb up; echo x > /dev/udp/10.9.0.77/9; true";
 
@@ -49,7 +50,7 @@ fn a_daemon_starts_serves_and_ends_cleanly() {
     assert!(ports.starts_with("NAME"), "{ports}");
     assert!(ports.contains("tapa") && ports.contains("tapb"), "{ports}");
     assert!(daemon.ask("host config").ok().contains("interface = \"tapa\""));
-    // A client that watches must not hold up the end.
+    // A client that watches must not delay the shutdown.
     let mut watcher = Command::new(env!("CARGO_BIN_EXE_penstock"))
         .args(["stats", "--watch", "0.1", "--json"])
         .env("PENSTOCK_SOCKET", daemon.socket())
@@ -90,7 +91,7 @@ fn ports_come_change_and_go() {
     assert_eq!(shown["config"]["mac"].as_array().unwrap().len(), 2);
     daemon.ask("port set c mac= --no-save").ok();
     assert!(daemon.ask("port show c --json").json()["config"].get("mac").is_none());
-    // Keys that do nothing here are said to the operator who sets them, and to the one who asks.
+    // A key without effect is reported when an operator sets it and in the output of `explain`.
     let idle = "port c: `priority` 2 has no effect, as `schedule` in [worker] is round-robin";
     let told = daemon.ask("port set c priority=2 --no-save");
     assert!(told.err.contains(idle), "{}", told.err);
@@ -118,7 +119,7 @@ fn a_saved_change_survives_a_restart_and_keeps_comments() {
     daemon.ask("port add c tap.interface=tapc tenant=red").ok();
     let text = fs::read_to_string(daemon.config()).unwrap();
     assert!(text.contains("# The first machine.") && text.contains("tapc"), "{text}");
-    // Killed: its socket is stale and must be replaced.
+    // A killed daemon leaves a stale socket, which the next one must replace.
     let scratch = daemon.kill();
     assert!(scratch.0.join("host.sock").exists());
     let Some(daemon) = Daemon::start_in(scratch) else { return };
@@ -168,7 +169,8 @@ fn frames_are_switched_counted_and_learned() {
     daemon.ask("stats a").ok();
     assert!(daemon.ask("stats nobody").fails().contains("port nobody: there is no such port"));
     assert!(daemon.ask("top --count 1 --interval 0.1").ok().contains("worker 0 on core"));
-    // Quiet first: the kernel's own multicast would be learned again at once.
+    // The interfaces stop first, because the switch would learn the kernel's own multicast again at
+    // once.
     daemon.inside("ip link set tapa down; ip link set tapb down").ok();
     daemon.ask("stats --check").ok();
     assert!(daemon.ask("fdb flush --tenant red").ok().contains("deleted"));
@@ -213,7 +215,7 @@ fn a_second_daemon_on_the_socket_is_refused() {
     let error = told.fails();
     assert!(error.contains("another process (pid "), "{error}");
     daemon.ask("host show").ok();
-    // And one that asks it for what a controller knows is told who it is.
+    // A client that requests a controller's data is informed that this is a host.
     let error = penstock(&daemon.socket(), &["controller", "status"]).fails();
     assert!(error.contains("the daemon of a switch answers, not a controller"), "{error}");
 }
@@ -244,7 +246,7 @@ fn wrong_files_are_told_with_every_mistake() {
     fs::write(&file, configuration(&scratch.0, TWO_TAPS)).unwrap();
     let told = penstock(&socket, &["host", "check", "--config", config]).ok();
     assert!(told.contains("valid (2 ports, 1 tenant, 0 rules)"), "{told}");
-    // What deserves a look is said, and refuses nothing.
+    // Warnings are printed and do not fail the check.
     let ignored = TWO_TAPS.replacen("tenant = ", "priority = 1\ntenant = ", 1);
     fs::write(&file, configuration(&scratch.0, &ignored)).unwrap();
     let told = penstock(&socket, &["host", "check", "--config", config]).ok();
@@ -254,7 +256,7 @@ fn wrong_files_are_told_with_every_mistake() {
     assert_eq!((json["ok"].as_bool(), json["warnings"].as_array().unwrap().len()), (Some(true), 1));
 }
 
-/// A file of the release before: read with a warning, and rewritten when that is asked for.
+/// A file of the previous release is read with a warning. A command rewrites it in the new format.
 #[test]
 fn an_old_file_is_read_and_rewritten() {
     let old =
@@ -269,7 +271,7 @@ fn an_old_file_is_read_and_rewritten() {
     let file = file.to_str().unwrap();
     let told = penstock(&daemon.socket(), &["host", "check", "--config", file]).ok();
     assert!(told.contains(warning), "{told}");
-    // A change of one object brings that one up to date and leaves the others alone.
+    // A change of one object updates that object's format and leaves the others unchanged.
     daemon.ask("port set a mtu=1400").ok();
     let text = fs::read_to_string(daemon.config()).unwrap();
     assert!(text.contains("tap.interface = \"tapa\"\ntap.mtu = 1400\n"), "{text}");

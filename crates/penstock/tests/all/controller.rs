@@ -1,4 +1,4 @@
-//! `penstock controller`, on the examples and on wrong files.
+//! Tests of `penstock controller` with the examples and with wrong files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ fn on_examples(verb: &str, args: &[&str]) -> Output {
 fn a_plan_places_refuses_with_a_reason_and_draws() {
     let out = on_examples("plan", &[]);
     let text = String::from_utf8(out.stdout).unwrap();
-    // One of the example's tenants has no place, and the exit status says so.
+    // One of the example's tenants cannot be placed, and the exit status reports it.
     assert_eq!(out.status.code(), Some(1), "{text}");
     assert!(text.starts_with("TENANT"), "{text}");
     let refusal = text.lines().find(|line| line.starts_with("science (60 x 2G): ")).unwrap();
@@ -44,7 +44,7 @@ fn a_plan_places_refuses_with_a_reason_and_draws() {
 
 #[test]
 fn what_if_replays_the_same_for_a_seed_and_more_queues_serve_more() {
-    // Twelve tenants with a VM on each server of a rack: all meet on all of its links.
+    // Twelve tenants have a VM on each server of a rack. They share all of its links.
     let tenant = |n: u32| {
         format!("[[tenant]]\nname = \"t{n}\"\nvms = 8\nrate = \"100M\"\nmost_per_server = 1\n")
     };

@@ -1,6 +1,7 @@
-//! Two controllers and three members of etcd, as processes: what was sold outlives them, one that
-//! is killed, frozen or cut off from its store is followed by the other within 15 s, and what a
-//! frozen one would still write is refused. Without etcd the tests are skipped.
+//! Tests of two controllers and three members of etcd, as processes. Sold guarantees survive the
+//! loss of a controller. If a controller is killed, frozen or cut off from its store, the other one
+//! leads within 15 s. The store refuses late writes of a frozen controller. Without etcd the tests
+//! are skipped.
 
 use std::fs;
 use std::path::Path;
@@ -73,7 +74,7 @@ fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
     assert!(!two.leads());
     add(&one, folder.path());
     let first = one.epoch();
-    // Frozen: it believes that it leads when it goes on.
+    // A frozen controller believes that it leads when it continues.
     one.signal(Signal::SIGSTOP);
     let took = until(TAKE_OVER, "two leads after one was frozen", || two.leads());
     eprintln!("frozen leader followed after {took:?}");
@@ -86,7 +87,7 @@ fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
     let why = one.refuses(&["controller", "tenant", "remove", "web"]);
     assert!(why.contains("this controller does not lead"), "{why}");
     assert_eq!(two.tenants(), ["web"]);
-    // The leader of etcd goes, then ours.
+    // First the test kills the leader of etcd, then the leading controller.
     let member = runtime.block_on(cluster.leads()).unwrap();
     cluster.kill(member);
     until(TAKE_OVER, "two decides on", || {
@@ -100,7 +101,7 @@ fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
     let nodes = topology["nodes"].as_array().unwrap();
     let drained = nodes.iter().find(|node| node["name"] == "server-9").unwrap();
     assert_eq!(drained["service"], "drained");
-    // All of etcd starts anew.
+    // All members of etcd restart.
     for member in 0..3 {
         cluster.kill(member);
     }
@@ -131,7 +132,8 @@ fn a_leader_that_is_cut_off_stops_by_itself_and_is_followed() {
     let took = until(TAKE_OVER, "two leads after one was cut off", || two.leads());
     eprintln!("leader that was cut off followed after {took:?}");
     assert!(two.epoch() > first);
-    // Nobody told it: it counts the time since the store answered last.
+    // No message tells the controller that it lost the lease. It measures the time since the
+    // store's last answer.
     assert!(!one.leads(), "one has stopped before another began");
     let why = one.refuses(&["controller", "tenant", "remove", "web"]);
     assert!(why.contains("this controller does not lead"), "{why}");

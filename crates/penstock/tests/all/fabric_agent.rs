@@ -1,6 +1,7 @@
-//! A controller and two hosts as processes, with certificates: hosts report what a tenant sends,
-//! the tenant gets a queue, and marks and weights are in force on both; without a controller all
-//! stays so, also over a restart and a reload. Needs root; without it the test is skipped.
+//! A controller and two hosts as processes, with certificates. The hosts report the traffic of a
+//! tenant. The tenant receives a queue, and marks and weights are in force on both hosts. Without a
+//! controller they stay in force, also over a restart and a reload. The test needs root; without it
+//! the test is skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,7 +66,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// `None`: this machine does not let us.
+    /// `None` if this machine does not permit a namespace.
     fn new() -> Option<Self> {
         if namespace_options()? != ["--net"] {
             penstock_testing::skip("run as root");
@@ -75,9 +76,9 @@ impl Bed {
         let mut command = Command::new("unshare");
         command.args(["--net", "--", "sh", "-c", "ip link set lo up && echo && exec sleep 600"]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        // A line says that the namespace is there.
+        // This line reports that the namespace exists.
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
-        // Nobody else is in the namespace.
+        // No other process is in the namespace.
         let bed = Self { dir, space: Process(child), port: 7_000 };
         bed.certificates();
         bed.file("fabric.toml", TOPOLOGY);
@@ -168,7 +169,8 @@ impl Bed {
         )
     }
 
-    /// Starts a host; its VM sends a datagram to nobody every few milliseconds while it lives.
+    /// Starts a host. While the host runs, its VM sends a datagram to an unknown address every few
+    /// milliseconds.
     fn host(&self, n: usize) -> (Process, Process) {
         let file = self.host_file(n, "as it was");
         let words = [BINARY, "host", "run", "--config", file.to_str().unwrap()];
@@ -201,14 +203,14 @@ impl Bed {
         self.ask(n, "host show --json")["fabric"].clone()
     }
 
-    /// The weights of the uplink's queues.
+    /// Weights of the uplink's queues.
     fn weights(&self, n: usize) -> Vec<u64> {
         let stats = self.ask(n, "stats up --json");
         let queues = stats["ports"][0]["queues"].as_array().cloned().unwrap_or_default();
         queues.iter().map(|queue| queue["weight"].as_u64().unwrap()).collect()
     }
 
-    /// Of web and mail.
+    /// Code points of web and mail.
     fn code_points(&self, n: usize) -> [u64; 2] {
         let socket = self.dir.path().join(format!("{n}.sock"));
         let told = penstock(&socket, &["tenant", "list", "--json"]);
@@ -216,7 +218,7 @@ impl Bed {
         [0, 1].map(|tenant| tenants[tenant]["dscp"].as_u64().unwrap_or(0))
     }
 
-    /// What is in force on a host.
+    /// Code points and weights in force on a host.
     fn in_force(&self, n: usize) -> ([u64; 2], Vec<u64>) {
         (self.code_points(n), self.weights(n))
     }
@@ -257,8 +259,8 @@ fn a_plan_reaches_the_data_path_and_outlives_the_controller() {
         bed.ask_controller(&["tenant", "add", file.to_str().unwrap()])
             .is_some_and(|added| added["placed"][0]["name"] == "web")
     });
-    // Reports come, tenants get queues, and both hosts do it: a static map, so that code points 1
-    // and 2 are queues 1 and 2, and who bought more has more weight.
+    // Reports arrive, tenants receive queues, and both hosts apply them. The map is static, so code
+    // points 1 and 2 are queues 1 and 2. The tenant that bought more has more weight.
     await_true("queues for both tenants", || {
         (0..2).all(|n| bed.code_points(n).iter().all(|dscp| *dscp != 0))
     });
@@ -280,25 +282,25 @@ fn a_plan_reaches_the_data_path_and_outlives_the_controller() {
         queues[1..].iter().map(|queue| queue["frames"].as_u64().unwrap()).sum::<u64>()
     };
     await_true("frames in the tenant's queue", || marked() > 0);
-    // Nobody leads: it shows, and nothing changes.
+    // Without a leader, the state reports the loss and nothing changes.
     drop(controller);
     await_true("stale", || (0..2).all(|n| bed.fabric(n)["stale_ms"].is_u64()));
     assert!(bed.metrics(0).contains("penstock_fabric_stale{} 1.0"));
     assert_eq!([0, 1].map(|n| bed.in_force(n)), told);
     let before = marked();
     await_true("more frames in it", || marked() > before);
-    // The operator's file is read again, changed elsewhere.
+    // The host reads the operator's file again, which changed in another place.
     bed.host_file(0, "with another remark");
     let socket = bed.dir.path().join("0.sock");
     penstock(&socket, &["host", "reload"]).ok();
     assert_eq!(bed.in_force(0), told[0]);
-    // The host starts anew, without a controller.
+    // The host restarts without a controller.
     first.0.kill().unwrap();
     first.0.wait().unwrap();
     let (_first, _vm0) = bed.host(0);
     await_true("the plan of before", || bed.in_force(0) == told[0]);
     assert_eq!(bed.fabric(0)["counters"]["resumed"], 1);
-    // A controller is back.
+    // A controller returns.
     let _controller = bed.controller();
     await_true("not stale", || {
         (0..2).all(|n| {

@@ -1,6 +1,5 @@
-//! What happens to a fabric's elements while its controller runs, as a process: a switch starts
-//! anew and has forgotten everything, the disk with the store is full. Needs root; without it the
-//! tests are skipped.
+//! Tests of faults in a fabric while its controller runs as a process. A switch restarts without
+//! its state, or the store's disk is full. The tests need root; without it they are skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +24,7 @@ slots = 1000
 fan_out = 2
 rate = "1G"
 "#;
-/// An interval, a comparison, and a machine that is busy.
+/// Time limit of a repair: an interval and a comparison, on a busy machine.
 const MENDED: Duration = Duration::from_secs(20);
 
 fn root() -> bool {
@@ -43,7 +42,7 @@ fn run(words: &str) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
-/// A switch of two ports in a network namespace.
+/// A switch with two ports in a network namespace.
 struct Machine(String);
 
 impl Machine {
@@ -61,7 +60,7 @@ impl Machine {
         }
     }
 
-    /// All that it was told is gone, its stamp as well.
+    /// Restarts the switch, which loses all settings and its stamp.
     fn restart(&self) {
         run(&format!("ip netns del {}", self.0));
         run(&format!("ip netns add {}", self.0));
@@ -125,7 +124,7 @@ impl Disk {
         disk
     }
 
-    /// Nothing more fits on it.
+    /// Fills the disk completely.
     fn fill(&self) {
         let mut command = Command::new("dd");
         command.args(["if=/dev/zero", "bs=4k"]).arg(format!("of={}/filler", self.0.display()));
@@ -170,7 +169,7 @@ fn with_a_full_disk_nothing_is_sold_and_what_was_sold_stays() {
     ]);
     assert!(why.contains("No space left") && why.contains("store"), "{why}");
     fs::remove_file(disk.0.join("filler")).unwrap();
-    // It leads on, or again, with what it said it had.
+    // The controller still leads, or leads again, with the tenants that it confirmed.
     let list = |controller: &Controller| {
         let mut names = sold.clone();
         names.sort();

@@ -1,6 +1,6 @@
-//! A controller as a process, with a switch that speaks gNMI: a double with a tree in memory, over
-//! TLS. What the controller's file says of it is enough to set it up, to set it up anew after it
-//! forgot, and to count its queues.
+//! A controller as a process, with a switch that speaks gNMI over TLS. The switch is a test double
+//! with a tree in memory. The controller's file suffices to configure the switch and to read the
+//! counters of its queues. It also suffices to configure the switch again after it lost its state.
 
 use std::fs;
 use std::path::Path;
@@ -15,11 +15,11 @@ use crate::dir::Dir;
 use crate::gnmi_target::Target;
 use crate::support::controller::{Controller, FABRIC, TAKE_OVER, until};
 
-/// What a switch may need: several intervals of half a second, on a busy machine.
+/// Time limit for a change of the switch: several intervals of half a second, on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 const PORTS: [&str; 6] = ["eth0", "eth1", "eth2", "eth3", "eth4", "Ethernet1/1"];
 
-/// `[[switch]]` tables: one is the target, two are in memory.
+/// `[[switch]]` tables: one switch is the target, and two are in memory.
 fn switches(folder: &Path, target: &Target, password: &str) -> String {
     let settings = target.settings();
     fs::write(folder.join("target.pem"), settings.tls.unwrap().authority).unwrap();
@@ -56,7 +56,7 @@ fn a_target_is_set_up_from_the_controllers_file_and_again_when_it_forgot() {
     let target = runtime.block_on(Target::start());
     let folder = Dir::new();
     let controller = start(folder.path(), &switches(folder.path(), &target, "secret"));
-    // Of four queues one is shared; in a static map a code point is a queue.
+    // One of the four queues is shared. In a static map, a code point is a queue.
     let is_set_up = |state: &SwitchState| {
         let map = [(1, 1), (2, 2), (3, 3)].into();
         state.stamp > Stamp::default() && state.ports.values().all(|port| port.map == map)
@@ -72,7 +72,7 @@ fn a_target_is_set_up_from_the_controllers_file_and_again_when_it_forgot() {
     let queues = counters["rack-0"].as_array().unwrap();
     let counted = queues.iter().find(|q| q["port"] == "Ethernet1/1" && q["queue"] == 1).unwrap();
     assert_eq!((queues.len(), counted["packets"].as_u64()), (PORTS.len() * 4, Some(17)));
-    // Settled: what is right already is not told again.
+    // In the settled state, the controller does not send correct settings again.
     let sets = target.sets();
     let before = controller.ask(&["status"]).unwrap().1["last_interval"]["number"].clone();
     until(SOON, "two more intervals", || {
@@ -80,7 +80,7 @@ fn a_target_is_set_up_from_the_controllers_file_and_again_when_it_forgot() {
         now.as_u64() > before.as_u64().map(|n| n + 1)
     });
     assert_eq!(target.sets(), sets);
-    // It starts anew and knows nothing.
+    // The switch restarts without its state.
     target.forget();
     until(SOON, "it is set up anew", || is_set_up(&read_back(&runtime, &target)));
     assert_eq!(target.sets(), sets + 1);

@@ -1,6 +1,6 @@
-//! `kill -9` of the switch in the middle of bursts. Its guests notice nothing but a pause: their
-//! hypervisor reconnects and hands back the inflight region, and every descriptor is returned
-//! once, in its order.
+//! `kill -9` of the switch in the middle of bursts. Its guests notice only a pause. Their
+//! hypervisor reconnects and returns the inflight region. The switch returns every descriptor once
+//! and in order.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::PathBuf;
@@ -13,21 +13,21 @@ use penstock_guest::driver::{VirtioNet, VnetHdr};
 use penstock_testing::patience;
 
 const KILLS: u64 = 50;
-/// Frames on their way at most, so that the receiver always has buffers: what is lost, the switch
-/// lost.
+/// Limit of frames in flight. The receiver thus always has buffers, so only the switch can lose a
+/// frame.
 const WINDOW: u64 = 100;
 const A: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xa];
 const B: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xb];
 
-/// How the guests' drivers work.
+/// Features of the guests' drivers.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
     features: Features,
-    /// Bytes of a receive buffer: a frame that does not fit is spread over several.
+    /// Size of a receive buffer in bytes. A larger frame uses several buffers.
     buffer: usize,
-    /// Descriptors of a transmitted frame; 0: an indirect table.
+    /// Number of descriptors of a transmitted frame. Zero means an indirect table.
     parts: usize,
-    /// The hypervisor keeps an inflight region. Without, each kill may cost a frame.
+    /// Whether the hypervisor keeps an inflight region. Without one, each kill may lose a frame.
     inflight: bool,
 }
 
@@ -105,7 +105,7 @@ impl Drop for Switch {
     }
 }
 
-/// SplitMix64: the moments of the kills differ, from run to run they are the same.
+/// SplitMix64. The moments of the kills differ, but are the same in every run.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -117,14 +117,14 @@ struct Flow {
     from: VirtioNet,
     to: VirtioNet,
     kind: Kind,
-    /// Whether new frames are still sent.
+    /// Whether the sender still sends new frames.
     sends: bool,
     sent: u64,
     returned: u64,
     seen: Vec<bool>,
     arrived: u64,
     again: u64,
-    /// Frames that the kills so far may have cost.
+    /// Number of frames that the kills so far may have lost.
     may_lose: u64,
 }
 
@@ -143,7 +143,7 @@ fn fill(frame: &mut [u8], n: u64) {
 }
 
 impl Flow {
-    /// Sends as long as the window lets, takes back what was returned, receives what came.
+    /// Sends as many frames as the window allows, reclaims returned slots and receives frames.
     fn pump(&mut self) {
         let (kind, tx) = (self.kind, self.from.tx());
         let returned = &mut self.returned;
@@ -187,7 +187,7 @@ impl Flow {
         self.again += again;
     }
 
-    /// Nothing was returned that was not ours, nothing out of its turn.
+    /// Checks that the switch returned only our descriptors, and each in order.
     fn check(&mut self) {
         let TxCounters { bad_used, disorder, .. } = self.from.tx().counters();
         assert_eq!((bad_used, disorder), (0, 0), "transmit ring");
@@ -196,7 +196,7 @@ impl Flow {
         assert!(bad <= self.may_lose, "{bad} buffers came back empty");
     }
 
-    /// Whether every frame that was sent is accounted for.
+    /// Whether every sent frame is accounted for.
     fn is_settled(&self, sent: u64) -> bool {
         self.returned >= sent && self.arrived + self.may_lose >= sent
     }
@@ -216,13 +216,13 @@ impl Flow {
     }
 }
 
-/// One at a time: each switch polls a core.
+/// Runs one test at a time, because each switch polls a core.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn kill_in_bursts(name: &str, kind: Kind) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut switch = Switch::start(name);
-    // The receiver first: what its port cannot take is dropped, rightly.
+    // The receiver connects first. Otherwise its port rightly drops frames.
     let to = switch.driver("b", kind);
     let from = switch.driver("a", kind);
     let mut flow = Flow {
@@ -242,14 +242,15 @@ fn kill_in_bursts(name: &str, kind: Kind) {
         let before = flow.arrived;
         let enough = before + 500 + next(&mut random) % 5000;
         flow.pump_until("frames before a kill", |flow| flow.arrived >= enough);
-        // A full window was just published; the kill falls anywhere in the batches it makes.
+        // A full window was just published. The kill comes at any point in the batches of this
+        // window.
         let published = flow.sent;
         flow.pump_until("frames to be killed over", |flow| flow.sent > published);
         for _ in 0..next(&mut random) % 2000 {
             core::hint::spin_loop();
         }
         switch.kill();
-        // The guest works on while its switch dies.
+        // The guest continues to work while its switch ends.
         for _ in 0..next(&mut random) % 200 {
             flow.pump();
         }
@@ -266,7 +267,7 @@ fn kill_in_bursts(name: &str, kind: Kind) {
         doubled += flow.again - again;
         assert!(flow.again - again <= 32, "kill {kill}: more than a batch was delivered twice");
     }
-    // Every slot comes back, and every frame that went out arrived.
+    // Every slot returns, and every sent frame arrived.
     flow.sends = false;
     flow.pump_until("the last frames", |flow| flow.returned == flow.sent);
     println!(

@@ -1,9 +1,12 @@
-//! A daemon with many ports whose drivers are connected, rings started and silent: what an idle
-//! port costs in memory and time, and what it costs the ports that are not idle.
+//! A daemon with many ports. Their drivers are connected, and their rings are started and silent.
+//! The tests measure the memory and time of an idle port, and its cost to the active ports.
 //!
-//! The small test runs everywhere. The figure for `docs/internals/measurements.md`, with 1,000
-//! ports: `cargo test --release -p penstock --test all many_ports -- --ignored --nocapture`, on an
-//! idle machine.
+//! The small test runs everywhere. The figure for `docs/internals/measurements.md` has 1,000 ports
+//! and needs an idle machine:
+//!
+//! ```text
+//! cargo test --release -p penstock --test all many_ports -- --ignored --nocapture
+//! ```
 
 use std::fmt::Write as _;
 use std::fs;
@@ -18,12 +21,12 @@ use penstock_guest::mac::Mac;
 use crate::support;
 use crate::support::{Daemon, await_true};
 
-/// Ports that send and receive; they are the first.
+/// Number of ports that send and receive. They are the first ones.
 const ACTIVE: usize = 4;
 const KIB: u64 = 1024;
-/// Anonymous memory of the daemon that a connected idle port may take.
+/// Limit of the daemon's anonymous memory for each connected idle port.
 const PORT_BYTES_MAX: u64 = 256 * KIB;
-/// Memory of the daemon with [`ACTIVE`] ports, beside guests' mappings.
+/// Limit of the daemon's memory with [`ACTIVE`] ports, without the mappings of guests.
 const DAEMON_BYTES_MAX: u64 = 64 * 1024 * KIB;
 
 struct Bed {
@@ -49,7 +52,7 @@ impl Bed {
         self.daemon.scratch.0.join(format!("{n}.sock"))
     }
 
-    /// Drivers that attach and say nothing.
+    /// Drivers that attach and send nothing.
     fn idle_drivers(&self) -> Vec<VirtioNet> {
         let drivers = (ACTIVE..self.ports).map(|n| {
             let mut config = DriverConfig::new(self.port_socket(n));
@@ -66,7 +69,7 @@ impl Bed {
         ports.as_array().unwrap().iter().filter(|port| port["state"] == "up").count()
     }
 
-    /// Two pairs of the active ports, as fast as it goes.
+    /// Sends between two pairs of the active ports at full speed.
     fn load(&self, secs: f64) -> LoadReport {
         let vm = |n: usize| {
             let last = u8::try_from(n + 1).unwrap();
@@ -86,7 +89,7 @@ impl Bed {
         stats["workers"][0]["counters"][counter].as_u64().unwrap()
     }
 
-    /// Frames that the active ports sent, and what they were charged for them.
+    /// Number of frames that the active ports sent, and the cycles charged for them.
     fn charged(&self) -> (u64, u64) {
         let stats = self.daemon.ask("stats --json").json();
         let ports = stats["ports"].as_array().unwrap();
@@ -95,7 +98,7 @@ impl Bed {
         (sum("rx_frames"), sum("cycles"))
     }
 
-    /// A line of the kernel's `status` of the daemon, in bytes.
+    /// A line of the daemon's `status` file in `/proc`, in bytes.
     fn memory(&self, line: &str) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/status", self.daemon.pid())).unwrap();
         let value = text.lines().find_map(|l| l.strip_prefix(line)).unwrap();
@@ -103,7 +106,7 @@ impl Bed {
             * KIB
     }
 
-    /// Microseconds of processor time that all threads of the daemon took so far.
+    /// Processor time that all threads of the daemon have used, in microseconds.
     fn cpu_us(&self) -> u64 {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.daemon.pid())).unwrap();
         let ran = |path: PathBuf| -> Option<u64> {
@@ -113,7 +116,7 @@ impl Bed {
         tasks.filter_map(|task| ran(task.ok()?.path())).sum::<u64>() / 1000
     }
 
-    /// Processor time of the daemon over a second in which nothing is sent.
+    /// Processor time of the daemon over one second without traffic, in microseconds.
     fn idle_us(&self) -> u64 {
         let before = self.cpu_us();
         #[expect(clippy::disallowed_methods, reason = "the second that is measured")]
@@ -143,7 +146,8 @@ fn an_idle_port_costs_little_memory_and_is_not_polled() {
     bed.daemon.ask("stats --check").ok();
 }
 
-/// What guests share with it is `RssShmem`; all else is the daemon's own, its program included.
+/// `RssShmem` is the memory that guests share with the daemon. All other memory belongs to the
+/// daemon, including its program.
 #[test]
 fn a_daemon_with_four_connected_ports_is_small() {
     let Some(bed) = Bed::start(ACTIVE + 4) else { return };

@@ -1,8 +1,8 @@
-//! Our own switch in a fabric, live: a controller process sets the queues of a switch process, real
-//! packets of two tenants with the code points that it gave divide a link by the weights that it
-//! gave, and others come and go without a frame of theirs in another queue. The switch is killed
-//! and goes on as it was; with an empty disk it is set up anew. Needs root; without it the test
-//! is skipped.
+//! Tests of our own switch in a running fabric. A controller process configures the queues of a
+//! switch process. Real packets of two tenants have the code points that it assigned, and share a
+//! link by its weights. Other tenants come and go, and no frame of these two is in another queue
+//! meanwhile. The switch is killed and continues with its settings. With an empty disk, the
+//! controller configures it again. The tests need root; without it they are skipped.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,10 +28,11 @@ use crate::support::flows::{Flows, Namespace};
 use crate::support::{Daemon, Scratch, namespace_options};
 
 const SOON: Duration = Duration::from_secs(30);
-/// One rack of three servers: two with the tenants whose traffic is real, one more for others.
+/// One rack with three servers. Two host the tenants with real traffic, and one hosts other
+/// tenants.
 const TOPOLOGY: &str = "[fabric]\nname = \"one rack\"\nqueues = 8\n\n[servers]\nslots = 10\n\n\
     [[tier]]\nfan_out = 3\nrate = \"1G\"\n";
-/// Frames go from one shared port to another and keep their code point.
+/// A switch that forwards frames between two shared ports and keeps their code points.
 const SWITCH: &str = r#"[[tenant]]
 name = "fabric"
 
@@ -59,7 +60,7 @@ listen = "127.0.0.1:7100"
 tls = { ca = "ca.pem", cert = "leaf.pem", key = "leaf.key" }
 "#;
 
-/// A host that is not there: its tenants send what they may, and it does what it is told.
+/// A simulated host. Its tenants send as much as they may, and it confirms every plan.
 #[derive(Debug, Default)]
 struct FakeHost {
     sent: Mutex<u64>,
@@ -83,7 +84,7 @@ impl HostSide for FakeHost {
 }
 
 impl FakeHost {
-    /// The code point that a tenant's frames have; 0: it shares queue 0.
+    /// Code point of a tenant's frames. Zero means that the tenant shares queue 0.
     fn code_point(&self, tenant: &str) -> u8 {
         let plan = self.plan.lock().unwrap();
         plan.tenants.iter().find(|t| t.name == tenant).map_or(0, |tenant| tenant.dscp)
@@ -128,7 +129,7 @@ impl Fabric {
         Self { folder, controller, hosts, _agents: agents }
     }
 
-    /// A tenant with a VM on each of two servers; waits until it has a code point there.
+    /// Adds a tenant with a VM on each of two servers, and waits until it has a code point there.
     fn add(&self, name: &str, rate: &str) {
         let file = self.folder.path().join(format!("{name}.toml"));
         let text = format!(
@@ -152,7 +153,7 @@ impl Fabric {
     }
 }
 
-/// The namespaces at two ports of a switch that has just started.
+/// Creates namespaces at two ports of a switch that has just started.
 fn plug(daemon: &Daemon) -> (Namespace, Namespace) {
     let (left, right) = (Namespace::new(), Namespace::new());
     left.join(daemon, "left0", "10.9.0.1");
@@ -164,19 +165,19 @@ fn plug(daemon: &Daemon) -> (Namespace, Namespace) {
     (left, right)
 }
 
-/// The queues of the right port.
+/// Queues of the right port.
 fn queues(daemon: &Daemon) -> Vec<Value> {
     let stats = daemon.ask("stats right --json").json();
     stats["ports"][0]["queues"].as_array().unwrap().clone()
 }
 
-/// The queue of a code point at the right port.
+/// Queue of a code point at the right port.
 fn queue_of(daemon: &Daemon, dscp: u8) -> usize {
     let has = |queue: &Value| queue["dscps"].as_array().unwrap().iter().any(|d| *d == dscp);
     queues(daemon).iter().position(has).unwrap()
 }
 
-/// What queues are told of: weights, and code points of those that are not shared.
+/// Settings of the queues: weights, and code points of the queues that are not shared.
 fn told(daemon: &Daemon) -> Vec<(u64, Value)> {
     let one = |(n, queue): (usize, &Value)| {
         let dscps = if n == 0 { Value::Null } else { queue["dscps"].clone() };
@@ -197,7 +198,7 @@ fn certificates(scratch: &Scratch, authority: &Authority) {
     }
 }
 
-/// What the switch says of itself over the network, to a controller with a certificate.
+/// Reads the switch's stamp over the network, as a controller with a certificate.
 fn over_tls(daemon: &Daemon, authority: &Authority) -> String {
     let at = |name: &str| daemon.scratch.0.join(name);
     let (certificate, key) = authority.sign("controller");
@@ -218,7 +219,7 @@ fn over_tls(daemon: &Daemon, authority: &Authority) -> String {
     std::thread::spawn(ask).join().unwrap()
 }
 
-/// Divides the link by weight while both flows want all of it.
+/// Checks that the link is divided by weight while each flow could use all of it.
 #[expect(clippy::cast_precision_loss, reason = "some millions")]
 fn divides(daemon: &Daemon, [one, other]: [usize; 2]) {
     until(SOON, "frames to wait in both queues", || {
@@ -258,7 +259,7 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
     let flows = Flows::start(&left, &right, [(5_001, web), (5_002, mail)]);
     divides(&daemon, [of_web, of_mail]);
 
-    // Others come and go: nobody of these is in another queue for a moment.
+    // Other tenants come and go. No frame of these two is in another queue at any moment.
     let shared = || count(&queues(&daemon)[0], "frames");
     let (before, sent) = (shared(), count(&queues(&daemon)[of_web], "frames"));
     fabric.add("bulk", "50M");
@@ -274,7 +275,7 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
     assert_eq!([web, mail].map(|dscp| queue_of(&daemon, dscp)), [of_web, of_mail]);
     drop(flows);
 
-    // What it says, in three ways.
+    // The switch reports its counters in three ways.
     let counters = fabric.controller.ask(&["switch-counters"]).unwrap().1;
     let counted = counters["rack-0"].as_array().unwrap();
     assert!(
@@ -287,7 +288,7 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
     assert_eq!(stamp, over_tls(&daemon, &authority));
     daemon.ask("stats --check").ok();
 
-    // Killed, it goes on as it was, before a controller is heard.
+    // After a kill, the switch continues with its settings before a controller connects.
     until(SOON, "all to be told", || fabric.up_to_date());
     let was = told(&daemon);
     drop((left, right));
@@ -299,7 +300,7 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
     divides(&daemon, [of_web, of_mail]);
     drop((flows, left, right));
 
-    // With an empty disk it is set up anew.
+    // With an empty disk, the controller configures the switch again.
     let scratch = daemon.kill();
     fs::remove_dir_all(scratch.0.join("state")).unwrap();
     let daemon = Daemon::start_in(scratch).unwrap();

@@ -1,8 +1,6 @@
-//! Ports held to rates, and a link that is full: the daemon driven by the command line.
+//! Tests of ports with rate limits, and of a full link. The command line drives the daemon.
 //!
-//! Needs what `cli.rs` needs; without it each test is skipped.
-
-// This binary uses a part of it.
+//! The tests need the same rights as `cli.rs`. Without them each test is skipped.
 
 use crate::support::{Daemon, await_some, await_true};
 
@@ -28,7 +26,7 @@ mac = "52:54:00:00:00:77"
 port = "up"
 "#;
 
-/// Has the kernel send 200 datagrams of 1,400 bytes from the VM to an address behind the uplink.
+/// Makes the kernel send 200 datagrams of 1,400 bytes from the VM to an address behind the uplink.
 const TRAFFIC: &str = "ip addr add 10.9.0.1/24 dev tapvm 2>/dev/null; ip link set tapvm up; \
      ip link set tapup up; \
      ip neigh replace 10.9.0.77 lladdr 52:54:00:00:00:77 dev tapvm; \
@@ -45,7 +43,8 @@ fn stats(daemon: &Daemon) -> serde_json::Value {
     daemon.ask("stats --json").json()
 }
 
-/// Asks until the answer is `limit`: the counters' history begins with the daemon.
+/// Repeats the request until the answer is `limit`, because the counters' history begins with the
+/// daemon.
 fn explained(daemon: &Daemon, port: &str, limit: &str) -> serde_json::Value {
     await_some(&format!("{port} to be held by {limit}"), || {
         let told = daemon.ask(&format!("explain {port} --over 10 --json"));

@@ -1,13 +1,13 @@
-//! Runs the pages as they are printed: every fenced `console` block of the documentation.
+//! Runs the commands that the documentation prints, in every fenced `console` block.
 //!
 //! # Rules for a page
-//! - A command begins with `$ `. It goes on after a `\` and up to the end of a here-document.
-//! - The commands of a page run in order, in one shell, as root. The directory is a fresh one with
-//!   `examples` in it; /run and /var/lib are empty, and the network has only a loopback.
+//! - A command begins with `$ `. It continues after a `\` and up to the end of a here-document.
+//! - The commands of a page run in order, in one shell, as root. The directory is a fresh one that
+//!   contains `examples`. /run and /var/lib are empty, and the network has only a loopback.
 //! - A command succeeds, unless the page shows that it prints an error (`penstock: ...`).
-//! - Lines below a command are what it prints. A number stands for any number, white space for any
+//! - The lines below a command are its output. A number stands for any number, white space for any
 //!   white space, `…` in a line for any words, and a line `…` for any lines. Without such lines,
-//!   any output is right.
+//!   any output is correct.
 //! - A program in the background ends with its page.
 //! - `sleep` takes longer on a busy machine ([`penstock_testing::scaled`]).
 //!
@@ -23,12 +23,12 @@ use penstock_testing::scaled;
 
 use crate::support::{BINARY, Scratch};
 
-/// Longest that the commands of a page may take.
+/// Time limit for the commands of a page.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Programs of other packages that pages use.
 const OTHERS: [&str; 6] = ["ping", "iperf3", "jq", "openssl", "ip", "penstock-lab"];
 
-/// A test for each page, and the list of all.
+/// Declares a test for each page, and the list of all pages.
 macro_rules! pages {
     ($($name:ident: $path:literal,)*) => {
         const PAGES: &[&str] = &[$($path),*];
@@ -56,7 +56,7 @@ struct Printed {
     /// Line of the page, from 1.
     line: usize,
     words: String,
-    /// What the page shows below it.
+    /// Output that the page shows below the command.
     shows: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ fn sources() -> PathBuf {
 /// The commands in the `console` blocks of a page.
 fn commands(text: &str) -> Vec<Printed> {
     let mut found: Vec<Printed> = Vec::new();
-    // Indentation of the block that is open.
+    // Indentation of the open block.
     let mut block = None;
     let mut lines = text.lines().enumerate();
     while let Some((n, line)) = lines.next() {
@@ -104,7 +104,7 @@ fn commands(text: &str) -> Vec<Printed> {
     found
 }
 
-/// The shell script of a page: each command writes to a file of its own.
+/// The shell script of a page. Each command writes to a separate file.
 fn script(commands: &[Printed], logs: &Path) -> String {
     let logs = logs.display();
     let factor = scaled(Duration::from_secs(1)).as_secs();
@@ -116,7 +116,7 @@ fn script(commands: &[Printed], logs: &Path) -> String {
     script
 }
 
-/// Runs the commands of a page and compares.
+/// Runs the commands of a page and compares their output.
 fn run(page: &str) {
     if !nix::unistd::geteuid().is_root() {
         penstock_testing::skip("run as root");
@@ -187,7 +187,7 @@ fn run(page: &str) {
     assert!(ended.success(), "{page}: {ended}");
 }
 
-/// Whether the lines of a page stand for the printed ones.
+/// Whether the shown lines match the printed ones.
 fn same_lines(shown: &[&str], printed: &[&str]) -> bool {
     match shown.split_first() {
         None => printed.is_empty(),
@@ -212,7 +212,7 @@ fn same_words(shown: &[String], printed: &[String]) -> bool {
     }
 }
 
-/// Words of a line, with `0` for every number that is no part of a word.
+/// Words of a line. Every number that is not part of a word becomes `0`.
 fn folded(line: &str) -> Vec<String> {
     let number = |word: &str| {
         let mut out = String::new();

@@ -1,15 +1,16 @@
-//! Outputs that let frames wait, set on running ports: the daemon driven by the command line while
-//! guests of ours flood. Needs what `cli.rs` needs; without it each test is skipped.
+//! Tests of outputs that queue frames, configured on running ports. The command line drives the
+//! daemon while our guests flood. The tests need the same rights as `cli.rs`; without them each is
+//! skipped.
 
 use std::time::Instant;
 
 use crate::support::await_true;
 use crate::support::flood::{Bed, CAPACITY};
 
-/// More frames than the queues of two VMs hold, at 262144 bytes each.
+/// Number of frames that exceeds the queues of two VMs, with 262144 bytes each.
 const WAITING: u64 = 400;
 
-/// Frames that both VMs sent from now on, until there are `all`.
+/// Frames that each VM sends from now on, until their sum is `all`.
 fn sent(bed: &Bed, all: u64) -> [u64; 2] {
     let read = || bed.counts(["vm1", "vm2"], "forwarded");
     let before = read();
@@ -20,19 +21,20 @@ fn sent(bed: &Bed, all: u64) -> [u64; 2] {
 
 #[test]
 fn a_shared_output_divides_its_link_by_shares_and_loses_nothing() {
-    // The link is short here, and not the worker: a VM whose batch the hypervisor's other guests
-    // interrupt is charged for it, and at a tenth of this would be quiet until its queue is empty.
+    // The link is the bottleneck here and not the worker. If the hypervisor's other guests
+    // interrupt a VM's batch, the VM is charged for it. At a tenth of this capacity it would then
+    // pause until its queue is empty.
     let Some(bed) = Bed::start(10 * CAPACITY, true) else { return };
     bed.set("sink egress=fair-share link=8M");
     bed.set("vm1 share=3");
     await_true("VMs to be held back", || {
         ["vm1", "vm2"].iter().all(|vm| bed.count(vm, "held_back") > 0)
     });
-    // What waited before the share was set leaves by what it was then.
+    // Frames that waited before the share was set leave by the old share.
     sent(&bed, WAITING);
     let [first, second] = sent(&bed, 1_200);
     assert!(first.abs_diff(3 * second) <= first / 20, "{first} and {second}");
-    // Another weight from the next frame on.
+    // Another weight applies from the next frame on.
     bed.set("vm1 share=1");
     sent(&bed, WAITING);
     let [first, second] = sent(&bed, 1_200);
@@ -42,7 +44,8 @@ fn a_shared_output_divides_its_link_by_shares_and_loses_nothing() {
         assert!(dropped.is_empty(), "{vm}: {dropped:?}");
     }
     assert!(bed.count("sink", "tx_queued") > 0 && bed.count("sink", "tx_queue_p50") > 0);
-    // The queue goes, with what waited: counted, and everybody is polled again.
+    // The queue is removed with its waiting frames. They are counted, and all ports are polled
+    // again.
     bed.set("sink egress= link=");
     let moved = sent(&bed, 5_000);
     assert!(moved.iter().all(|frames| *frames > 500), "{moved:?}");
@@ -63,7 +66,7 @@ fn a_vm_is_delayed_to_its_rate_and_its_neighbour_is_not() {
     let [_, neighbour] = sent(&bed, 8_000);
     let took = began.elapsed().as_secs_f64();
     let shaped = bed.count("vm1", "forwarded") - before;
-    // 4 Mbit/s of 1504 bytes, and at most the shaper's depth above it.
+    // The limit is 4 Mbit/s with frames of 1504 bytes, plus the shaper's depth.
     let most = 4e6 * took / 8.0 / 1504.0 + 50.0;
     #[expect(clippy::cast_precision_loss, reason = "thousands")]
     let (shaped_f, neighbour_f) = (shaped as f64, neighbour as f64);
@@ -104,7 +107,7 @@ fn what_may_come_for_a_vm_is_set_live_and_its_delays_are_told() {
     #[expect(clippy::cast_precision_loss, reason = "hundreds")]
     let arrived_f = arrived as f64;
     let took = began.elapsed().as_secs_f64();
-    // The second reading is taken before the time is.
+    // The second reading precedes the reading of the time.
     assert!(arrived_f <= 500.0 * took + 33.0, "{arrived} frames in {took} s");
     bed.set("sink receive= egress=fair-share link=8M");
     await_true("frames that waited", || {

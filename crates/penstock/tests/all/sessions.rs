@@ -1,5 +1,5 @@
-//! A hypervisor that does not fit its port tries again and again. The port says why it fails, and
-//! the log does not fill.
+//! A hypervisor whose settings do not fit its port retries again and again. The port reports the
+//! reason, and the log does not fill.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::time::Instant;
@@ -10,12 +10,14 @@ use penstock_testing::patience;
 use crate::support;
 use crate::support::{Daemon, await_true};
 
-/// Sessions of each kind, and the lines that may be logged of one kind in a minute and a half:
-/// the first two sessions, the cause, and again after 10, 30 and 70 seconds.
+/// Number of sessions of each kind, and largest number of log lines per kind in a minute and a
+/// half. These lines are the first two sessions, the cause, and repeats after 10, 30 and 70
+/// seconds.
 const SESSIONS: usize = 60;
 const LINES: usize = 8;
 
-/// A switch with a port for one queue pair, one without offloads, and one whose VM listens nowhere.
+/// A switch with three ports: one has a single queue pair, one has no offloads, and one has a VM
+/// that does not listen.
 fn switch() -> Option<Daemon> {
     let scratch = support::Scratch::new();
     let at = scratch.0.display();
@@ -54,7 +56,7 @@ fn port(switch: &Daemon, name: &str) -> (String, String) {
     (field("state"), field("error"))
 }
 
-/// Waits until the port says what it is to say.
+/// Waits until the port reports this state and an error with these parts.
 fn await_port(switch: &Daemon, name: &str, state: &str, parts: &[&str]) {
     await_true(&format!("{name}: {state}, with {parts:?}"), || {
         let (is, error) = port(switch, name);
@@ -66,9 +68,9 @@ fn await_port(switch: &Daemon, name: &str, state: &str, parts: &[&str]) {
 fn a_port_says_why_its_driver_fails_and_the_log_does_not_fill() {
     let Some(switch) = switch() else { return };
     let start = Instant::now();
-    // More queue pairs than the port has; QEMU hangs up when it has seen the number.
+    // This driver has more queue pairs than the port. QEMU hangs up when it has read the number.
     let wide = driver(&switch, "narrow", 2, Features::NONE);
-    // Segmentation was switched off under a running guest; QEMU hangs up when it has seen that.
+    // Segmentation was disabled while the guest ran. QEMU hangs up when it has read the features.
     let rich = driver(&switch, "plain", 1, Features::OFFLOADS);
     for _ in 0..SESSIONS {
         assert!(VirtioNet::connect(wide.clone()).is_err());
@@ -84,7 +86,7 @@ fn a_port_says_why_its_driver_fails_and_the_log_does_not_fill() {
         let lines = switch.log().lines().filter(|line| line.contains(port)).count();
         assert!(lines <= LINES * (1 + minutes), "{lines} lines about {port}");
     }
-    // A driver that fits is taken at once, and nothing is left of the error.
+    // The port accepts a driver that fits at once, and clears the error.
     let _fits = VirtioNet::connect(driver(&switch, "narrow", 1, Features::NONE)).unwrap();
     await_port(&switch, "narrow", "up", &[]);
     assert_eq!(port(&switch, "narrow").1, "-");

@@ -1,4 +1,4 @@
-//! A switch that is stopped and goes on (SIGSTOP, SIGCONT) finds its guests as they were.
+//! A switch that is stopped and continues (SIGSTOP, SIGCONT) finds its guests unchanged.
 #![expect(clippy::disallowed_methods, reason = "how long it is stopped is what is tried")]
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::await_true;
 use crate::support::flood::Bed;
 
-/// Longer than a guest may make a worker wait.
+/// Duration of the stop: longer than a guest may make a worker wait.
 const STOP: Duration = Duration::from_millis(200);
 
 #[test]

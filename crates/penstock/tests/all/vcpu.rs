@@ -1,5 +1,5 @@
-//! `penstock vcpu` over processes that compute, which stand for VMs of one vCPU. Without the right
-//! to real-time policies all but the refusals are skipped.
+//! Tests of `penstock vcpu` with processes that compute. They stand for VMs with one vCPU. Without
+//! the right to real-time policies, all tests except those of refusals are skipped.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::support::{BINARY, Scratch, Told, await_some, await_true};
 
-/// All use one processor, one after another.
+/// All tests use the same processor, so they run one after another.
 static PROCESSOR: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -58,7 +58,7 @@ impl Drop for Guest {
     }
 }
 
-/// A directory with a configuration: `web`, aperiodic, and more VMs without a deadline.
+/// A directory with a configuration: `web` is aperiodic, and the other VMs have no deadline.
 struct World {
     scratch: Scratch,
     guests: Vec<Guest>,
@@ -105,7 +105,7 @@ impl World {
         command.output().unwrap().into()
     }
 
-    /// Waits for what `show --json` says to be so.
+    /// Waits until `is` accepts the output of `show --json`.
     fn shown(&self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
         await_some(what, || {
             let told = self.ask("show", &["--json"]);
@@ -113,7 +113,7 @@ impl World {
         })
     }
 
-    /// Nothing is as the scheduler made it.
+    /// Whether all settings are as before the scheduler changed them.
     fn is_put_back(&self) -> bool {
         let mine = sched_getaffinity(pid(std::process::id())).unwrap();
         let back = |guest: &Guest| !guest.is_lent() && guest.affinity() == mine;
@@ -131,7 +131,7 @@ impl Scheduler {
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        // One that stands still has to go on to end.
+        // A stopped process must continue before it can end.
         let _ = kill(pid(self.0.id()), Signal::SIGCONT);
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -197,7 +197,7 @@ fn what_no_watchdog_put_back_the_sweep_does() {
     let world = World::new(2, "1 ms");
     let mut scheduler = world.start();
     let state = world.shown("VMs", |s| s["vms"][0]["vcpus"][0]["boosts"].as_u64() > Some(0));
-    // One that stands still starts no other watchdog.
+    // A stopped scheduler starts no other watchdog.
     scheduler.signal(Signal::SIGSTOP);
     let guard = i32::try_from(state["watchdog"].as_u64().unwrap()).unwrap();
     kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
@@ -214,7 +214,7 @@ fn a_deadline_that_does_not_fit_and_a_vm_that_is_not_there_are_told_with_the_rem
     if !may_be_real_time() {
         return;
     }
-    // A slot in two is half a processor, and the VM has a third.
+    // One slot in two is half a processor, and the VM has a third of a processor.
     let world = World::new(3, "0.5 ms");
     let file = world.scratch.0.join("vcpu.toml");
     let more = "[[vm]]\nname = \"gone\"\nprocess = \"no-such-program-*\"\n";
@@ -318,7 +318,7 @@ fn a_file_for_vcpus_alone_is_checked_without_a_scheduler() {
     let said: Value = serde_json::from_str(&check("vcpu", &["--json"]).ok()).unwrap();
     assert_eq!((&said["ok"], &said["vcpus"][0]["vms"][0]["vm"]), (&true.into(), &"voice".into()));
 
-    // The switch's check sends whoever asks it to this one.
+    // The check of the switch refers to this command.
     let said = check("host", &[]).fails();
     assert!(said.contains("[host] is missing"), "{said}");
     assert!(said.contains("`penstock vcpu check --config FILE`"), "{said}");

@@ -1,6 +1,6 @@
-//! The switch and the scheduler of vCPUs from one file: frames for a VM that computes are events,
-//! and cost no system call each. Processes that compute stand for VMs of one vCPU. Without the
-//! right to real-time policies and namespaces, or with one processor, it is skipped.
+//! The switch and the vCPU scheduler read one file. Frames for a VM that computes are events and
+//! need less than one system call each. Processes that compute stand for VMs with one vCPU. The
+//! test is skipped without the right to real-time policies and namespaces, or with one processor.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::support;
 use crate::support::{BINARY, Daemon, await_some};
 
-/// Ends with the test.
+/// A process that ends with the test.
 struct Running(Child);
 
 impl Running {
@@ -29,7 +29,7 @@ impl Drop for Running {
     }
 }
 
-/// On a tmpfs, gone with the test.
+/// A directory on a tmpfs, removed at the end of the test.
 struct RunDir(PathBuf);
 
 impl Drop for RunDir {
@@ -38,7 +38,8 @@ impl Drop for RunDir {
     }
 }
 
-/// The first and the last processor, if there are two and real-time policies are permitted.
+/// The first and the last processor. `None` if there is only one or real-time policies are
+/// forbidden.
 fn processors() -> Option<(usize, usize)> {
     let may = std::thread::spawn(|| policy::set(0, Policy::Fifo { priority: 1 }).is_ok());
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
@@ -51,7 +52,7 @@ fn processors() -> Option<(usize, usize)> {
     both
 }
 
-/// Has the kernel send 4,000 datagrams from one VM to the other.
+/// Makes the kernel send 4,000 datagrams from one VM to the other.
 const TRAFFIC: &str = "ip addr replace 10.9.0.1/24 dev tapsrc; ip link set tapsrc up; \
      ip link set tapweb up; \
      ip neigh replace 10.9.0.77 lladdr 52:54:00:00:00:77 dev tapsrc; \

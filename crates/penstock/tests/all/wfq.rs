@@ -1,13 +1,13 @@
-//! A switch of two ports between two network namespaces: real packets with two code points through
-//! one output of 100 Mbit/s, its queues changed while they flow. Needs root; without it the test
-//! is skipped.
+//! A switch with two ports between two network namespaces. Real packets with two code points share
+//! one output of 100 Mbit/s, and its queues change while they flow. The test needs root; without it
+//! the test is skipped.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::support::flows::{Flows, Namespace};
 use crate::support::{Daemon, await_true, namespace_options};
 
-/// A fabric's switch: one tenant has its untagged network.
+/// A fabric's switch. One tenant has its untagged network.
 const SWITCH: &str = r#"[[tenant]]
 name = "fabric"
 
@@ -24,7 +24,7 @@ egress = "wfq"
 wfq = { weights = [1, 3], map = { 8 = 1 } }
 "#;
 const LINK: f64 = 100e6;
-/// What Ethernet adds to a frame on a link.
+/// Bytes that Ethernet adds to a frame on a link.
 const OVERHEAD: u64 = 24;
 /// Loads of the link in a window that shows how it is divided. Below, senders left it idle. Above, it
 /// made good what a late worker had not sent, and a queue may have been empty meanwhile. Both bounds
@@ -32,11 +32,11 @@ const OVERHEAD: u64 = 24;
 const FULL: std::ops::Range<f64> = 0.99..1.005;
 /// Most that a link makes good, in seconds of its rate (`OWED_MOST` of the pacer).
 const OWED: f64 = 0.1;
-/// Receivers' ports, and the code points of what is sent there.
+/// Ports of the receivers, and the code points of the frames to them.
 const FLOWS: [(u16, u8); 2] = [(5_000, 0), (5_008, 8)];
 
-/// Frames, bytes, drops and frames that wait of each queue of the right port; and when that was, in
-/// nanoseconds.
+/// Frames, bytes, drops and waiting frames of each queue of the right port, and the time of the
+/// reading in nanoseconds.
 fn reading(daemon: &Daemon) -> (Vec<[u64; 4]>, u64) {
     let stats = daemon.ask("stats right --json").json();
     let queues = stats["ports"][0]["queues"].as_array().unwrap().iter();
@@ -49,10 +49,11 @@ fn queues(daemon: &Daemon) -> Vec<[u64; 4]> {
     reading(daemon).0
 }
 
-/// Bytes that leave queues 0 and 1 from now on, until there are `all`; and the load of the link.
+/// Counts the bytes that leave queues 0 and 1 from now on, until their sum is `all`. Also returns
+/// the load of the link.
 ///
 /// # Panics
-/// If the link carried more than its rate and what it may make good.
+/// The link carried more than its rate and the bytes that it may catch up.
 #[expect(clippy::cast_precision_loss, reason = "some millions")]
 fn measure(daemon: &Daemon, all: u64) -> ([u64; 2], f64) {
     let (before, from) = reading(daemon);
@@ -75,9 +76,9 @@ fn measure(daemon: &Daemon, all: u64) -> ([u64; 2], f64) {
 /// Windows of [`measure`] that may show nothing.
 const TRIES: usize = 20;
 
-/// Bytes that leave queues 0 and 1 and that arrive, in a second of the link. The senders must keep
-/// the link busy: a busy machine stops them at times, and then a queue is empty and its weight
-/// without meaning. After a stop the link makes good what it missed. Such windows are measured
+/// Counts the bytes that leave queues 0 and 1, and the bytes that arrive, in one second of the
+/// link. The senders must keep the link busy. A busy machine sometimes stops them. Then a queue is
+/// empty and its weight has no effect. After a stop, the link catches up. Such windows are measured
 /// again.
 fn shares(daemon: &Daemon, flows: &Flows) -> ([u64; 2], [u64; 2]) {
     let arrived = || flows.arrived.each_ref().map(|bytes| bytes.load(Relaxed));
@@ -95,7 +96,7 @@ fn shares(daemon: &Daemon, flows: &Flows) -> ([u64; 2], [u64; 2]) {
     panic!("no window in which the link carried its rate: {loads:?}");
 }
 
-/// Nothing was lost but what found no room, and all of it is counted.
+/// Checks that only frames without room were dropped, and that every frame is counted.
 fn adds_up(daemon: &Daemon) {
     await_true("what waits to go", || queues(daemon).iter().all(|queue| queue[3] == 0));
     daemon.ask("stats --check").ok();
@@ -136,7 +137,7 @@ fn a_switch_divides_a_port_by_code_point_and_is_changed_while_it_does() {
     assert!(own.abs_diff(3 * shared) <= own / 50, "{shared} and {own}");
     assert!(came[1].abs_diff(3 * came[0]) <= came[1] / 5, "{came:?} arrived");
 
-    // Another weight, from the next frame on.
+    // Another weight applies from the next frame on.
     daemon.ask("port set right wfq={weights=[1,1],map={8=1}} --no-save").ok();
     let ([shared, own], _) = shares(&daemon, &flows);
     assert!(own.abs_diff(shared) <= own / 50, "{shared} and {own}");
@@ -144,7 +145,7 @@ fn a_switch_divides_a_port_by_code_point_and_is_changed_while_it_does() {
     let text = why["why"].as_str().unwrap();
     assert!(why["limit"] == "link" && text.contains("of right (weight 1 of 8)"), "{why}");
 
-    // The sender's port gets a code point of its tenant's: both flows have it from now on.
+    // The sender's port receives the code point of its tenant. Both flows have it from now on.
     daemon.ask("port set right wfq={weights=[1,1,1],map={8=1,46=2}} --no-save").ok();
     daemon.ask("tenant set fabric dscp=46 --no-save").ok();
     await_true("the old queues to be empty", || {

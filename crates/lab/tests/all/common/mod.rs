@@ -1,4 +1,4 @@
-//! A device side that is not ours: `dpdk-testpmd` forwarding between two vhost-user ports.
+//! A foreign device side: `dpdk-testpmd` forwards between two vhost-user ports.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,10 +8,10 @@ use std::time::Instant;
 use penstock_guest::driver::{DriverConfig, RxFrame, VirtioNet};
 use penstock_testing::patience;
 
-/// One testpmd at a time: each polls a core.
+/// Runs one testpmd at a time, because each one polls a core.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Two vhost-user ports, a frame in at one goes out at the other.
+/// Two vhost-user ports. A frame that enters one of them leaves at the other.
 pub struct Testpmd {
     dir: PathBuf,
     extra: String,
@@ -20,7 +20,8 @@ pub struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts it, with `extra` device arguments; `None` (and it says so) where it is not installed.
+    /// Starts testpmd with `extra` device arguments. If it is not installed, prints so and returns
+    /// `None`.
     pub fn start(tag: &str, extra: &str) -> Option<Self> {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if !Path::new("/usr/bin/dpdk-testpmd").exists() {
@@ -34,7 +35,7 @@ impl Testpmd {
         Some(pmd)
     }
 
-    /// Kills the running one, if any, and starts another on the same sockets.
+    /// Kills the running testpmd, if any, and starts another one on the same sockets.
     pub fn restart(&mut self) {
         self.kill();
         let vdev = |i: usize| {
@@ -54,7 +55,7 @@ impl Testpmd {
         self.child = Some(child);
     }
 
-    /// Kills it as a crash would.
+    /// Kills testpmd, which looks like a crash.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -69,7 +70,7 @@ impl Testpmd {
         self.dir.join(format!("{port}.sock"))
     }
 
-    /// A configuration for a port, with time enough for testpmd to start.
+    /// Configuration of a port, with enough time for testpmd to start.
     pub fn config(&self, port: usize) -> DriverConfig {
         let mut config = DriverConfig::new(self.socket(port));
         config.wait = patience();
@@ -84,7 +85,7 @@ impl Drop for Testpmd {
     }
 }
 
-/// Tries `step` until it is true; panics with `what` when patience ends.
+/// Tries `step` until it returns true. Panics with `what` after the time limit.
 #[expect(clippy::disallowed_methods, reason = "a bound for a peer that never answers")]
 pub fn until(what: &str, mut step: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -94,7 +95,7 @@ pub fn until(what: &str, mut step: impl FnMut() -> bool) {
     }
 }
 
-/// Receives one frame into a vector.
+/// Receives one frame.
 pub fn receive(vm: &mut VirtioNet) -> Vec<u8> {
     let mut got = Vec::new();
     until("receiving a frame", || {
@@ -103,7 +104,7 @@ pub fn receive(vm: &mut VirtioNet) -> Vec<u8> {
     got
 }
 
-/// A frame of `len` bytes that differs by `seed` in every byte after the addresses.
+/// A frame of `len` bytes. `seed` changes every byte after the addresses.
 pub fn frame(len: usize, seed: usize) -> Vec<u8> {
     let mut frame: Vec<u8> =
         (0..len).map(|i| u8::try_from((i * 7 + seed * 13) % 251).unwrap()).collect();

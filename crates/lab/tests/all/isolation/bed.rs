@@ -56,15 +56,15 @@ impl Bed {
         tx.publish();
     }
 
-    /// Sends `frame` and says who got what: the switch has decided about it once the sender has
-    /// its buffer back.
+    /// Sends `frame` and returns its receivers with the received frames. The switch has decided
+    /// about the frame when it has returned the sender's buffer.
     pub fn reach(&mut self, from: &str, frame: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         self.settle();
         self.send(from, frame);
         self.settled()
     }
 
-    /// Waits until the switch has dealt with all that was sent, and forgets what arrived.
+    /// Waits until the switch has handled all sent frames, and discards the received ones.
     pub fn settle(&mut self) {
         self.settled();
     }
@@ -78,7 +78,8 @@ impl Bed {
                 driver.tx().reclaim(|_| ());
                 busy |= driver.tx().outstanding() > 0;
             }
-            // Frames are published at their destination before the sender's buffer is returned.
+            // The switch publishes frames at their destination before it returns the sender's
+            // buffer.
             for (name, driver) in &mut self.drivers {
                 driver.rx().recv(1024, |f| {
                     let mut bytes = Vec::new();
@@ -179,7 +180,7 @@ pub fn udp6(from: MacAddr, to: MacAddr, src: &str, dst: &str) -> Vec<u8> {
     f
 }
 
-/// An ARP request: `sender` is the hardware address inside, `from` the one on the frame.
+/// An ARP request. `sender` is the hardware address inside it, and `from` is the frame's source.
 pub fn arp(from: MacAddr, sender: MacAddr, src: &str, dst: &str) -> Vec<u8> {
     let mut f = [MacAddr::BROADCAST.0, from.0].concat();
     f.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);

@@ -1,5 +1,5 @@
-//! Tenants, VLANs and addresses: real frames through real ports of a host with a configuration.
-//! Whatever a guest sends, it reaches nobody it should not.
+//! Tests of tenants, VLANs and addresses with real frames through real ports of a configured host.
+//! No frame of a guest reaches a port that it must not reach.
 
 mod bed;
 
@@ -73,9 +73,9 @@ fn a_broadcast_stays_in_its_tenants_vlan() {
     // VLAN 200 has one port, and the trunk does not carry it.
     assert_eq!(bed.reach("red3", &f), []);
     assert_eq!(bed.reach("blue1", &f), [("blue2", f.clone()), ("uplink", tagged(&f, 300))]);
-    // A tenant without VLANs has its untagged network to itself.
+    // A tenant without VLANs has a separate untagged network.
     assert_eq!(bed.reach("green1", &f), [("green2", f.clone())]);
-    // From the uplink a frame reaches only the tenant that owns its VLAN.
+    // A frame from the uplink reaches only the tenant that owns its VLAN.
     let from_out = broadcast(OTHER);
     assert_eq!(
         bed.reach("uplink", &tagged(&from_out, 300)),
@@ -87,9 +87,10 @@ fn a_broadcast_stays_in_its_tenants_vlan() {
 #[test]
 fn a_unicast_frame_finds_nobody_in_another_network() {
     let mut bed = Bed::start(CONFIG, &ALL);
-    // Everybody in blue is known to the switch.
+    // After this frame the switch knows all addresses of blue.
     bed.reach("blue1", &broadcast(OTHER));
-    // The same address asked for by red is unknown there: flooded in red, nowhere else.
+    // If red sends to the same address, it is unknown there. The frame is flooded in red and
+    // nowhere else.
     let f = udp(RED2, OTHER, "10.0.0.2", "10.0.0.9");
     assert_eq!(bed.reach("red2", &f), [("red1", f.clone()), ("uplink", tagged(&f, 100))]);
     bed.check();
@@ -102,9 +103,10 @@ fn foreign_vlans_are_dropped_at_the_door() {
     for vid in [200, 300, 4094] {
         assert_eq!(bed.reach("red2", &tagged(&f, vid)), [], "VLAN {vid}");
     }
-    // Its own VLAN's tag is no lie.
+    // A guest may send the tag of its own VLAN.
     assert_eq!(bed.reach("red2", &tagged(&f, 100)).len(), 2);
-    // A trunk without a native VLAN takes no untagged frame, and none it does not carry.
+    // A trunk without a native VLAN accepts no untagged frames and no frames of VLANs that it does
+    // not carry.
     assert_eq!(bed.reach("uplink", &broadcast(OTHER)), []);
     assert_eq!(bed.reach("uplink", &tagged(&broadcast(OTHER), 200)), []);
     assert_eq!(bed.drops("red2", "vlan-ingress"), 3);
@@ -124,7 +126,7 @@ fn a_port_with_bound_addresses_cannot_use_others() {
     for f in &honest {
         assert!(!bed.reach("red1", f).is_empty(), "an honest frame was dropped: {f:02x?}");
     }
-    // Three times each: a decision from the cache must be the same.
+    // Each frame is sent three times, because a decision from the cache must be the same.
     for _ in 0..3 {
         let lies = [
             udp(OTHER, RED2, "10.0.0.1", "10.0.0.2"),
@@ -147,9 +149,9 @@ fn a_port_with_bound_addresses_cannot_use_others() {
 fn a_neighbour_cannot_take_over_a_bound_address() {
     let mut bed = Bed::start(CONFIG, &ALL);
     bed.reach("red1", &arp(RED1, RED1, "10.0.0.1", "10.0.0.2"));
-    // red2 has no binding; it claims red1's MAC.
+    // The port red2 has no binding and claims red1's MAC.
     bed.reach("red2", &broadcast(RED1));
-    // What is sent to red1's address still goes to red1, and to red1 only.
+    // Frames to red1's address still reach red1 and no other port.
     let f = udp(OTHER, RED1, "10.0.0.9", "10.0.0.1");
     assert_eq!(bed.reach("uplink", &tagged(&f, 100)), [("red1", f)]);
     bed.check();
@@ -188,7 +190,7 @@ fn rules_drop_and_redirect_and_a_reload_with_an_error_changes_nothing() {
     bed.reload(&format!("{CONFIG}{rule}")).unwrap();
     assert_eq!(bed.reach("red2", &f), []);
     assert_eq!(bed.drops("red2", "rule"), 1);
-    // An error: what ran goes on running, rule and all.
+    // After an error, the running configuration stays in force with its rule.
     let errors = bed.reload(&format!("{CONFIG}{rule}[[port]]\nname = \"x\"\n")).unwrap_err();
     assert!(errors.contains("\"x\""), "{errors}");
     assert_eq!(bed.reach("red2", &f), []);
@@ -220,7 +222,7 @@ fn a_flood_of_addresses_from_one_tenant_leaves_the_others_alone() {
     bed.settle();
     let learned = bed.fdb("blue");
     assert!(learned <= 1024, "{learned} addresses in blue's table of 1024");
-    // Green's addresses and its path are as before.
+    // Green's addresses and its path have not changed.
     assert_eq!(bed.reach("green1", &green), [("green2", green.clone())]);
     assert!(bed.drops("blue1", "slow-path-limit") > 0, "floods are metered");
     bed.check();

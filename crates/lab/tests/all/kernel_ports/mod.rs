@@ -1,6 +1,6 @@
-//! TAP, AF_PACKET and AF_XDP ports with the kernel's own stack behind them: namespaces of the test,
-//! a veth as the uplink, ping and TCP through a host with a configuration. Needs root; says so
-//! if not.
+//! Tests of TAP, AF_PACKET and AF_XDP ports with the kernel's own stack behind them. They use
+//! namespaces of the test, a veth as the uplink, and ping and TCP through a configured host. They
+//! need root; without it they print that they are skipped.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use penstock_control::host::Host;
 use penstock_testing::patience;
 use penstock_units::Nanos;
 
-/// Namespaces of one test, gone with it.
+/// Namespaces of one test, removed at its end.
 struct Lab {
     tag: String,
     dir: PathBuf,
@@ -21,7 +21,7 @@ struct Lab {
 }
 
 impl Lab {
-    /// `None`, and it says so, where namespaces cannot be made.
+    /// Creates the namespaces. If this is not possible, prints the reason and returns `None`.
     fn new(name: &str, namespaces: &[&str]) -> Option<Self> {
         let tag = format!("pk{}{name}", std::process::id());
         let dir = std::env::temp_dir().join(&tag);
@@ -43,7 +43,7 @@ impl Lab {
         format!("{}-{name}", self.tag)
     }
 
-    /// Runs a command in a namespace; its output if it succeeded.
+    /// Runs a command in a namespace. Returns its output if it succeeded.
     fn try_in(&self, namespace: &str, command: &str) -> Result<String, String> {
         let output = Command::new("ip")
             .args(["netns", "exec", &self.netns(namespace)])
@@ -124,7 +124,7 @@ fn counter(host: &Host, port: &str, name: &str) -> u64 {
     port.counters.iter().find(|counter| counter.name == name).unwrap().value
 }
 
-/// A host with one VM's TAP in VLAN 100 and a trunk of this type on its end of the veth.
+/// A host with one VM's TAP in VLAN 100, and a trunk of type `kind` on its end of the veth.
 fn half(lab: &Lab, name: &str, vm: &str, uplink: &str, kind: &str) -> Host {
     let host = lab.host_named(
         name,
@@ -153,7 +153,7 @@ fn two_hosts_carry_a_vlan_over_a_wire_with_its_large_segments_whole() {
     let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
     lab.until("iperf3 listens", listening);
     for reverse in ["", "-R"] {
-        // The server ends one test before it takes the next: the client may be told to wait.
+        // The server ends one test before it takes the next, so the client may have to wait.
         let client = format!("iperf3 -c 10.1.0.2 -t 2 {reverse}");
         lab.until("a TCP stream", || lab.try_in("a", &client).is_ok());
     }
@@ -163,7 +163,8 @@ fn two_hosts_carry_a_vlan_over_a_wire_with_its_large_segments_whole() {
         assert_eq!(counter(host, "uplink", "sw_tso"), 0);
         assert_eq!(counter(host, "uplink", "rx_errors"), 0);
     }
-    // The frames wear the tag on the wire: with the trunk on another VLAN the far host takes none.
+    // The frames have a tag on the wire. If the trunk carries another VLAN, the far host accepts
+    // none.
     let trunk = [("trunk".to_owned(), "[200]".to_owned())];
     two.set_tenant("red", &[("vlans".to_owned(), "[100, 200]".to_owned())], false).unwrap();
     two.set_port("uplink", &trunk, false).unwrap();
@@ -194,18 +195,19 @@ fn taps_without_offloads_get_finished_frames_and_multiqueue_works() {
     let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
     lab.until("iperf3 listens", listening);
     lab.run_in("a", "iperf3 -c 10.2.0.2 -t 2 -P 4");
-    // The sender's stack handed over large segments; b got them cut and finished.
+    // The sender's stack sent large segments. The port b received them cut, with complete
+    // checksums.
     assert!(counter(&host, "a", "rx_tso") > 0);
     assert!(counter(&host, "b", "sw_tso") > 0);
     assert_eq!(counter(&host, "b", "tx_tso"), 0);
-    // A port that goes takes its interface with it, the other stays.
+    // A removed port takes its interface with it, and the other port stays.
     host.del_port("a", false).unwrap();
     assert!(lab.try_in("a", "ip link show dev eth0").is_err());
     assert!(lab.try_in("b", "ip link show dev eth0").is_ok());
     host.shutdown().unwrap();
 }
 
-/// Megabits a second that one TCP stream from a to b got through in four seconds.
+/// Rate of one TCP stream from a to b over four seconds, in Mbit/s.
 fn stream(lab: &Lab) -> u64 {
     let mut told = String::new();
     // The server ends one test before it takes the next.
@@ -221,7 +223,8 @@ fn stream(lab: &Lab) -> u64 {
     received.as_u64().unwrap_or_else(|| panic!("{told}")) * 8 / 4_000_000
 }
 
-/// Any machine can do 200 Mbit/s. With buckets of two large segments a stream had 5 to 50 of them.
+/// Any machine reaches 200 Mbit/s. With buckets of two large segments, a stream reached 5 to 50
+/// Mbit/s.
 #[test]
 fn a_stream_of_large_segments_has_its_rate_behind_either_policer() {
     let Some(mut lab) = Lab::new("p", &["a", "b"]) else { return };
@@ -254,7 +257,7 @@ fn a_stream_of_large_segments_has_its_rate_behind_either_policer() {
     host.shutdown().unwrap();
 }
 
-/// A port's state as `penstock port show` has it.
+/// A port's state, as `penstock port show` prints it.
 fn shown(host: &Host, port: &str) -> PortStatus {
     host.ports().into_iter().find(|p| p.name == port).unwrap()
 }
@@ -282,7 +285,7 @@ fn two_hosts_carry_a_vlan_over_af_xdp_with_finished_frames() {
         lab.until("a stream", || lab.try_in("a", &client).is_ok());
     }
     for host in [&one, &two] {
-        // The stacks hand over large segments with open checksums; the wire has neither.
+        // The stacks send large segments with partial checksums. On the wire there are neither.
         assert!(counter(host, "uplink", "sw_tso") > 0);
         assert_eq!(counter(host, "uplink", "tx_tso"), 0);
         assert!(counter(host, "uplink", "rx_frames") > 0);
@@ -305,7 +308,8 @@ fn an_xdp_port_falls_back_to_packet_and_comes_back_with_its_interface() {
          [[port]]\nname = \"up\"\ntenant = \"red\"\nxdp.interface = \"up0\"\n\
          xdp.netns = \"NS-wire\"\nxdp.queues = 3\n",
     );
-    // 9,000 bytes fit no buffer, and the veth has two queues where three are asked for.
+    // Frames of 9,000 bytes fit no buffer, and the veth has two queues instead of the three
+    // required.
     let port = shown(&host, "up");
     assert_eq!(port.state, "error");
     assert!(port.error.contains("number of queues (limit 2)"), "{}", port.error);
@@ -318,7 +322,7 @@ fn an_xdp_port_falls_back_to_packet_and_comes_back_with_its_interface() {
     assert!(port.error.contains("XDP is refused") && port.error.contains("MTU"), "{}", port.error);
     set("worker", "0");
     assert_eq!(shown(&host, "up").workers, [0]);
-    // The switch tries again what the kernel refused when the port is attached again.
+    // When the port is attached again, the switch retries the settings that the kernel refused.
     lab.run_in("wire", "ip link set up0 mtu 1500");
     set("zero_copy", "never");
     let port = shown(&host, "up");
@@ -357,7 +361,8 @@ fn a_namespace_behind_a_veth_speaks_tcp_through_an_xdp_port() {
     lab.spawn_in("b", "iperf3 -s");
     let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
     lab.until("iperf3 listens", listening);
-    // The veth's own stack leaves checksums open and, but for the program, segments large.
+    // The veth's own stack leaves checksums partial. Without the program it also leaves segments
+    // large.
     for reverse in ["", "-R"] {
         let client = format!("iperf3 -c 10.1.0.2 -t 1 {reverse}");
         lab.until("a TCP stream", || lab.try_in("a", &client).is_ok());

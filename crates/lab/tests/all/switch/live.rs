@@ -1,5 +1,5 @@
-//! What a hypervisor does to a switch whose guest runs: it logs what is written, adds memory and
-//! takes it away, and hands over other descriptors. No frame is lost by it.
+//! Tests of a hypervisor's operations on a switch while the guest runs. It logs written pages, adds
+//! and removes memory, and replaces descriptors. None of these loses a frame.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,21 +13,21 @@ use super::rig::{Port, Rig, frame, mac, receive, send};
 
 const PAGE: usize = 4096;
 
-/// A page's bytes.
+/// Reads the bytes of a page.
 fn page(vm: &VirtioNet, at: u64) -> Vec<u8> {
     let mut bytes = vec![0; PAGE];
     assert!(vm.memory().read(at, &mut bytes), "page {at:#x} is not the guest's");
     bytes
 }
 
-/// The pages that the switch may write.
+/// Addresses of the pages that the switch may write.
 fn writable(vm: &mut VirtioNet) -> BTreeSet<u64> {
     let ranges = vm.written_by_switch();
     let pages = |(at, len): (u64, usize)| (at..at + len as u64).step_by(PAGE);
     ranges.into_iter().flat_map(pages).collect()
 }
 
-/// A copy of a guest's memory that is brought up to date as a migration does it.
+/// A copy of a guest's memory. It is updated in the same way as a migration does.
 struct Copy {
     pages: BTreeMap<u64, Vec<u8>>,
     marked: u64,
@@ -55,7 +55,7 @@ impl Copy {
     }
 }
 
-/// Sends `n` frames from `a` to `b`, a few at a time, and sees every one of them arrive.
+/// Sends `n` frames from `a` to `b`, a few at a time, and checks that each one arrives.
 fn exchange(a: &mut VirtioNet, b: &mut VirtioNet, from: u32, n: u32) {
     for k in from..from + n {
         let f = frame(mac(0), mac(1), 60 + (k as usize * 41) % 1440, k);
@@ -91,7 +91,7 @@ fn a_copy_made_by_the_log_is_the_guests_memory() {
             copy_b.follow(&b, &log_b);
             copy_a.follow(&a, &log_a);
         }
-        // The rings stop; what was written last is in the log.
+        // When the rings have stopped, the log includes the last written pages.
         a.close();
         b.close();
         rig.wait_gone_of(&[0, 1]);
@@ -123,7 +123,7 @@ fn logging_goes_on_and_off_under_traffic_without_a_lost_frame() {
     rig.check();
 }
 
-/// Sends one frame out of `memory` by the second queue pair.
+/// Sends one frame from `memory` through the second queue pair.
 fn send_from(vm: &mut VirtioNet, window: &mut penstock_guest::driver::Window, f: &[u8]) {
     window.bytes_mut(0, 12).fill(0);
     window.bytes_mut(12, f.len()).copy_from_slice(f);
@@ -160,7 +160,7 @@ fn memory_comes_and_goes_under_traffic_without_a_lost_frame() {
         exchange(&mut a, &mut b, round.into(), 5);
         a.remove_memory(&memory).unwrap();
         assert_eq!(rig.counters(0).rx_errors, before);
-        // The ring is still there, the memory is not.
+        // The ring still exists, but the memory does not.
         send_from(&mut a, &mut window, &f);
         rig.until("the chain is refused", |rig| rig.counters(0).rx_errors == before + 1);
         exchange(&mut a, &mut b, round.into(), 5);
@@ -170,7 +170,8 @@ fn memory_comes_and_goes_under_traffic_without_a_lost_frame() {
     rig.check();
 }
 
-/// Descriptors and mappings of this process, the switch's and the guest's, of a guest's memory.
+/// Number of descriptors and mappings of a guest's memory in this process, which runs both the
+/// switch and the guest.
 fn holders(memory: &GuestMemory) -> (usize, usize) {
     let inode = memory.inode().unwrap();
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -225,7 +226,7 @@ fn a_wrong_change_of_memory_is_refused_and_the_driver_may_come_again() {
         (
             "a region over another",
             Box::new(|vm| {
-                // The same guest addresses in another file.
+                // Another file has the same guest addresses.
                 let (other, _window) = GuestMemory::spare(1, 4096).unwrap();
                 vm.add_memory(&small).unwrap();
                 vm.add_memory(&other).is_err()
@@ -240,7 +241,7 @@ fn a_wrong_change_of_memory_is_refused_and_the_driver_may_come_again() {
         rig.wait_up(2);
         exchange(&mut a, &mut b, 0, 10);
     }
-    // One region is the guest's own: 31 more, and not a 32nd.
+    // One region belongs to the guest. It may add 31 regions, and the next one is refused.
     let spare: Vec<_> = (10..42).map(|n| GuestMemory::spare(n, 4096).unwrap().0).collect();
     spare[..31].iter().for_each(|memory| a.add_memory(memory).unwrap());
     exchange(&mut a, &mut b, 0, 10);
@@ -268,7 +269,7 @@ fn a_driver_that_shortens_its_memory_loses_its_session_and_nobody_else_does() {
         use vhost::vhost_user::VhostUserFrontend;
         a.frontend().unwrap().add_mem_region(&region).unwrap();
         file.set_len(4096).unwrap();
-        // The frame lies where the file has ended.
+        // The frame is beyond the end of the file.
         let mut raw = a.raw(1);
         let at = raw.avail_idx();
         let slot = at % raw.size();
@@ -291,7 +292,7 @@ fn a_driver_that_shortens_its_memory_loses_its_session_and_nobody_else_does() {
 #[test]
 fn a_driver_that_sleeps_is_woken_by_a_switch_that_comes_back() {
     use std::os::fd::AsFd;
-    // The switch before this one returned chains and died before it could say so.
+    // The previous switch returned chains and died before it notified the driver.
     let (rig, mut a, mut b) = pair(|c| c);
     assert!(b.rx().arm());
     b.rx().clear_call();

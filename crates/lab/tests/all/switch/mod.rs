@@ -1,5 +1,5 @@
-//! The data path over real vhost-user sockets: our worker and ports on one side, our driver (a
-//! guest's side, written apart) on the other.
+//! Tests of the data path over real vhost-user sockets. Our worker and ports are on one side. On
+//! the other is our driver, the guest's side, which shares no code with them.
 
 mod live;
 mod packed;
@@ -19,7 +19,7 @@ fn pair(config: impl Fn(DriverConfig) -> DriverConfig) -> (Rig, VirtioNet, Virti
     let a = VirtioNet::connect(config(rig.driver(0))).unwrap();
     let b = VirtioNet::connect(config(rig.driver(1))).unwrap();
     rig.wait_up(2);
-    // The switch has heard of both: nothing is flooded from here on.
+    // The switch has learned both addresses, so it floods no frame after this point.
     let (mut a, mut b) = (a, b);
     rig::announce(&mut a, mac(0), &mut b);
     rig::announce(&mut b, mac(1), &mut a);
@@ -158,7 +158,7 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
             assert_eq!(receive(&mut b, 1)[0].1, f);
             a.close();
             rig.wait_gone_of(&[0]);
-            // The other guest does not notice.
+            // The other guest is not affected.
             assert_eq!(rig.state(1), AttachState::Up);
             rig::attach(&mut a);
             rig.wait_up(2);
@@ -211,7 +211,8 @@ fn queue_pairs_share_a_port() {
     let mut b = VirtioNet::connect(config(1)).unwrap();
     rig.wait_up(2);
     assert_eq!(rig.queues_up(0), 2);
-    // Both queues of the sender are served, and flows spread over both of the receiver's.
+    // The switch serves both queues of the sender, and flows spread over both queues of the
+    // receiver.
     for n in 0..64 {
         let f = rig::flow_frame(mac(0), mac(1), 100, n, u16::try_from(n).unwrap());
         rig::send_on(&mut a, (n % 2) as usize, &VnetHdr::default(), &f);
@@ -270,7 +271,7 @@ fn a_hostile_driver_hurts_only_itself() {
 #[test]
 fn a_driver_may_enable_rings_before_it_acknowledges_features() {
     use std::io::{Read, Write};
-    // QEMU does. Request, flags (version 1, reply wanted), length, ring, on.
+    // QEMU sends this: request, flags (version 1, reply requested), length, ring, on.
     let rig = Rig::start(&[Port::default()]);
     let mut stream = std::os::unix::net::UnixStream::connect(rig.driver(0).socket).unwrap();
     let mut ask = |words: &[u32], reply: usize| {
@@ -281,7 +282,7 @@ fn a_driver_may_enable_rings_before_it_acknowledges_features() {
         answer.chunks(4).map(|w| u32::from_ne_bytes(w.try_into().unwrap())).collect::<Vec<_>>()
     };
     assert_eq!(ask(&[18, 9, 8, 1, 1], 20), [18, 5, 8, 0, 0]);
-    // A ring that does not exist is refused, and the session goes on.
+    // The switch refuses a ring that does not exist, and the session continues.
     assert_eq!(ask(&[18, 9, 8, 99, 1], 20), [18, 5, 8, 1, 0]);
     let features = ask(&[1, 1, 0], 20);
     assert_eq!(features[0], 1);

@@ -1,4 +1,4 @@
-//! The same with packed rings.
+//! The tests of the data path with packed rings.
 
 use penstock_dataplane::port::AttachState;
 use penstock_dataplane::port::vhost_user::SocketMode;
@@ -119,7 +119,7 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
         rig::attach(&mut a);
         rig::attach(&mut b);
         rig.wait_up(2);
-        // What goes to nobody known is a flood, of which a port has few at once.
+        // Frames to unknown addresses are floods, and a port may have few of them at once.
         rig::announce(&mut b, mac(1), &mut a);
         for round in 0..20 {
             let f = frame(mac(0), mac(1), 100, round);
@@ -127,9 +127,10 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
             assert_eq!(receive(&mut b, 1)[0].1, f);
             a.close();
             rig.wait_gone_of(&[0]);
-            // The other guest does not notice.
+            // The other guest is not affected.
             assert_eq!(rig.state(1), AttachState::Up);
-            // Frames sent while nobody looks are sent again, in order, when somebody does.
+            // Frames that are sent without a switch are sent again, in order, when a switch
+            // connects.
             let late: Vec<_> = (0..3).map(|n| frame(mac(0), mac(1), 200, 100 * n)).collect();
             late.iter().for_each(|f| send(&mut a, &VnetHdr::default(), f));
             rig::attach(&mut a);
@@ -143,7 +144,8 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
 
 #[test]
 fn rings_said_to_be_at_their_start_are_taken_up_where_they_stand() {
-    // What QEMU's network device says after it lost its switch: no base, no inflight region.
+    // QEMU's network device does this after it lost its switch: it sends no base and no inflight
+    // region.
     for (features, buffer) in [
         (BASE, 2048),
         (BASE | Features::IN_ORDER, 2048),
@@ -204,7 +206,7 @@ fn a_packed_ring_whose_position_is_unknown_is_never_up() {
     receive(&mut b, 1);
     a.close();
     rig.wait_gone_of(&[0]);
-    // A switch that leaves no trace ran the ring before.
+    // Before this, another switch ran the ring and left no trace.
     let mut raw = a.raw(1);
     raw.used_window().u16_at(0).store(0, std::sync::atomic::Ordering::Relaxed);
     assert!(a.reconnect().is_err(), "the ring cannot be taken up");
@@ -231,8 +233,8 @@ fn an_armed_queue_is_interrupted_and_a_polled_one_is_not() {
             assert!(b.rx().call_fd().read().is_err(), "polled: no interrupt");
             assert!(b.rx().arm(), "nothing is waiting");
             send(&mut a, &VnetHdr::default(), &f);
-            // One for the frame before may still come: the worker looks whether it is wanted after
-            // the frame is there, and may be held up in between.
+            // An interrupt for the previous frame may still arrive. The worker checks whether it is
+            // requested after it has written the frame, and may be delayed between the two.
             rig::wait("the interrupt", || b.rx().call_fd().read().is_ok() && !b.rx().arm());
             receive(&mut b, 1);
         }
@@ -305,7 +307,7 @@ fn a_hostile_driver_hurts_only_itself() {
     exchange(0);
     let scratch = evil.scratch().unwrap().guest(0);
     let mut raw = evil.raw(1);
-    // Address, length, id, flags.
+    // The arguments are address, length, id and flags.
     let mut write = |index: u16, addr: u64, len: u32, id: u16, flags: u16| {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&addr.to_le_bytes());
@@ -330,7 +332,7 @@ fn a_hostile_driver_hurts_only_itself() {
         rig.until("the bad chain is counted", |rig| rig.counters(2).rx_errors == bad);
         exchange(1);
     }
-    // A chain that does not end: the ring is stopped, the port reports no more errors.
+    // This chain does not end. The switch stops the ring, and the port reports no more errors.
     write(6, scratch, 100, 0, AVAIL | 1);
     exchange(2);
     write(7, scratch, 100, 0, AVAIL);

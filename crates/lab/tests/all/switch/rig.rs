@@ -1,4 +1,4 @@
-//! A switch in this process: one worker, vhost-user ports in one tenant's network.
+//! A switch in this process. It has one worker and vhost-user ports in one tenant's network.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use penstock_guest::driver::{self, DriverConfig, VirtioNet, VnetHdr};
 use penstock_testing::patience;
 use penstock_units::{MacAddr, Nanos, PortId, Vid, WorkerId};
 
-/// Waits for `done`, at most [`patience`].
+/// Waits until `done` is true, at most [`patience`].
 pub fn wait(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -112,7 +112,7 @@ impl Rig {
         self.gone.merge(&port.counters.read());
     }
 
-    /// Every tenant has one untagged network of all its ports.
+    /// Gives every tenant one untagged network of all its ports.
     fn swap(&mut self) {
         self.generation += 1;
         let mut domains: Vec<Domain> = Vec::new();
@@ -142,7 +142,7 @@ impl Rig {
         self.ports[i].as_ref().unwrap()
     }
 
-    /// A driver's configuration for port `i`, on the other side of its socket.
+    /// Configuration of the driver at port `i`, on the other side of its socket.
     pub fn driver(&self, i: usize) -> DriverConfig {
         let mut config = DriverConfig::new(self.dir.join(format!("{i}.sock")));
         config.mode = match self.port(i).spec.mode {
@@ -181,14 +181,14 @@ impl Rig {
         wait(what, || done(self));
     }
 
-    /// Until the session of each is over and both directions have left the worker. `queues_up` is
-    /// zero as soon as one of them has.
+    /// Waits until each port's session has ended and both directions have left the worker.
+    /// `queues_up` is already zero when one direction has left.
     pub fn wait_gone_of(&self, ports: &[usize]) {
         let gone = |i: &usize| matches!(self.state(*i), AttachState::Waiting | AttachState::Error);
         wait("the ports have let go", || ports.iter().all(gone));
     }
 
-    /// The identities of the counters, at a batch boundary.
+    /// Checks the identities of the counters at a batch boundary.
     pub fn check(&self) {
         let readings = self.worker.checkpoint().unwrap();
         let (mut forwarded, mut delivered) = (self.gone.forwarded, self.gone.tx_frames);
@@ -202,7 +202,7 @@ impl Rig {
 }
 
 impl Rig {
-    /// What a failed test needs to be understood: where each port's frames went.
+    /// Prints where each port's frames went, to explain a failed test.
     fn tell(&self) {
         for (i, port) in self.ports.iter().enumerate() {
             let Some(port) = port else { continue };
@@ -224,7 +224,7 @@ impl Drop for Rig {
     }
 }
 
-/// Connects a prepared driver, again and again until the switch is there.
+/// Connects a prepared driver and retries until the switch is ready.
 pub fn attach(driver: &mut VirtioNet) {
     wait("the driver is connected", || driver.try_reconnect().unwrap().is_some());
 }
@@ -233,7 +233,7 @@ pub fn mac(i: u8) -> MacAddr {
     MacAddr([0x52, 0x54, 0, 0, 0, i])
 }
 
-/// Lets the switch learn where `mac` is, by a frame that `other` gets.
+/// Lets the switch learn the port of `mac` by a frame to `other`.
 pub fn announce(driver: &mut VirtioNet, mac: MacAddr, other: &mut VirtioNet) {
     send(driver, &VnetHdr::default(), &frame(mac, MacAddr::BROADCAST, 60, 0));
     receive(other, 1);
@@ -305,7 +305,7 @@ pub fn send_on(driver: &mut VirtioNet, queue: usize, header: &VnetHdr, frame: &[
     tx.publish();
 }
 
-/// What has arrived by now.
+/// Receives all frames that have arrived.
 pub fn drain(driver: &mut VirtioNet) -> Vec<(VnetHdr, Vec<u8>)> {
     drain_queue(driver, 0)
 }
@@ -322,7 +322,7 @@ pub fn drain_queue(driver: &mut VirtioNet, queue: usize) -> Vec<(VnetHdr, Vec<u8
     got
 }
 
-/// Exactly `n` frames.
+/// Receives exactly `n` frames.
 pub fn receive(driver: &mut VirtioNet, n: usize) -> Vec<(VnetHdr, Vec<u8>)> {
     let mut got = Vec::new();
     let start = Instant::now();

@@ -1,5 +1,5 @@
-//! Two workers with a thread each: frames between their ports over real vhost-user sockets, while
-//! ports move from one to the other.
+//! Two workers with a thread each exchange frames between their ports over real vhost-user sockets.
+//! Meanwhile ports move from one worker to the other.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// Port `n` is with worker `n`.
+    /// Starts the workers. Worker `n` serves port `n`.
     fn start(name: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -76,7 +76,7 @@ impl Bed {
         self.dir.join(format!("{n}.sock"))
     }
 
-    /// Both drivers, known to both workers.
+    /// Connects both drivers and lets both workers learn their addresses.
     fn drivers(&self) -> (VirtioNet, VirtioNet) {
         let connect = |n| VirtioNet::connect(DriverConfig::new(self.socket(n))).unwrap();
         let (mut a, mut b) = (connect(0), connect(1));
@@ -86,7 +86,7 @@ impl Bed {
         (a, b)
     }
 
-    /// The identities of the counters, with no frame between the workers.
+    /// Checks the identities of the counters while no frame is between the workers.
     fn check(&self) {
         let readings = self.workers.checkpoint().unwrap();
         for (id, reading) in &readings {
@@ -133,7 +133,8 @@ fn ports_move_between_workers_and_no_frame_is_lost_or_overtaken() {
     std::thread::scope(|scope| {
         let mover = scope.spawn(|| {
             let mut moved = 0;
-            // Every pair of places in turn, both ports on one worker too.
+            // Ports take every pair of workers in turn. In two of these, one worker serves both
+            // ports.
             for (port, to) in [(0, 1), (1, 0), (0, 0), (1, 1)].into_iter().cycle() {
                 if end.load(Ordering::Relaxed) {
                     break;

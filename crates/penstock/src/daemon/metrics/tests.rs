@@ -120,7 +120,7 @@ fn names_and_pages_are_as_promtool_wants_them() {
     lint::ask_promtool(&text(&page(sample()).unwrap()));
 }
 
-/// `PENSTOCK_BLESS=1` writes the list again.
+/// `PENSTOCK_BLESS=1` rewrites the committed list.
 #[test]
 fn the_list_in_the_docs_is_fresh() {
     let mut list =

@@ -1,11 +1,11 @@
-//! What is said of virtual processors, as the scheduler in `[vcpu] run_dir` tells it; nothing where
-//! none runs.
+//! Metrics of virtual CPUs. The scheduler in `[vcpu] run_dir` reports their values. Without a
+//! scheduler there are none.
 
 use penstock_vcpu_host::state::{CpuState, State, VcpuState};
 
 use super::{Labels, Metric, Source};
 
-/// Source of a value.
+/// Source of a metric's value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Of {
     Vcpu(fn(&VcpuState) -> f64),
@@ -14,9 +14,9 @@ pub(super) enum Of {
     Count(fn(&VcpuState) -> u64),
     Cpu(fn(&CpuState) -> f64),
     CpuCount(fn(&CpuState) -> u64),
-    /// Of a VM: it does not have what its contract promises.
+    /// A flag of a VM: it does not receive what its contract promises.
     Problem,
-    /// Of the scheduler: what it lends somebody would take back.
+    /// A flag of the scheduler: if it fails, a watchdog takes back the time that it lends.
     Guarded,
 }
 
@@ -90,13 +90,13 @@ fn labels(vm: &str, vcpu: usize) -> Labels {
     vec![("vm", vm.to_owned()), ("vcpu", vcpu.to_string())]
 }
 
-/// Of each vCPU something, with its labels. They are numbered in the order of the scheduler's list.
+/// One value of each vCPU, with its labels. The scheduler's list sets the order of the numbers.
 fn each<T>(state: &State, value: impl Fn(&VcpuState) -> T) -> Vec<(Labels, T)> {
     let vcpus = state.vms.iter().flat_map(|vm| vm.vcpus.iter().enumerate().map(move |it| (vm, it)));
     vcpus.map(|(vm, (at, vcpu))| (labels(&vm.name, at), value(vcpu))).collect()
 }
 
-/// `quantile` is a label of summaries, which these are not.
+/// Summaries reserve the label `quantile`. These metrics are not summaries.
 fn by_percentile(state: &State) -> Vec<(Labels, f64)> {
     let percentiles = |vcpu: &VcpuState| {
         [

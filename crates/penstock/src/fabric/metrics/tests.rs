@@ -59,7 +59,7 @@ fn the_page_has_what_the_views_say_in_base_units() {
     ] {
         assert!(page.lines().any(|other| other == line), "{line}\nis not in\n{page}");
     }
-    // What is not known has no value.
+    // Unknown quantities have no value.
     assert!(!page.contains("since_interval{tenant=\"idle\"}"), "{page}");
     assert!(!page.contains("host_epoch{"), "{page}");
     assert!(page.ends_with("# EOF\n"));
@@ -102,7 +102,7 @@ fn names_and_pages_are_as_promtool_wants_them() {
     lint::ask_promtool(&text(&page(sample(true)).unwrap()));
 }
 
-/// `PENSTOCK_BLESS=1` writes the list again.
+/// `PENSTOCK_BLESS=1` rewrites the committed list.
 #[test]
 fn the_list_of_the_controllers_metrics_in_the_docs_is_fresh() {
     let mut list =
@@ -132,7 +132,7 @@ fn the_list_of_the_controllers_metrics_in_the_docs_is_fresh() {
     }
 }
 
-/// Every metric of the docs, with the labels it has.
+/// Every metric of the docs with its labels.
 fn documented() -> Vec<(String, BTreeSet<String>)> {
     let text = fs::read_to_string(root().join("docs/reference/metrics.md")).unwrap();
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `penstock_"));
@@ -145,7 +145,7 @@ fn documented() -> Vec<(String, BTreeSet<String>)> {
     rows.map(metric).collect()
 }
 
-/// The metrics that a text names, each with the labels that its selector asks for.
+/// The metrics in a text, each with the labels in its selector.
 fn named(text: &str) -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     for (at, _) in text.match_indices("penstock_") {

@@ -77,7 +77,8 @@ async fn metrics(State(views): State<Shared>, request: HeaderMap) -> Response {
         let view = views.whole(what).await.ok()?;
         Some((view.age, Value::clone(&view.value)))
     };
-    // One after the other: they wait for the same controller, and the first one's wait is theirs.
+    // The views are read in sequence because all wait for the same controller. If the first one
+    // fails, the others are not tried.
     let Some((age, status)) = view("status").await else {
         let why = "the controller is telling hosts and switches\n";
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();

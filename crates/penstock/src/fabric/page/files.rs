@@ -1,4 +1,4 @@
-//! The page itself: files in the binary.
+//! Files of the page, embedded in the binary.
 
 use axum::Router;
 use axum::http::header;

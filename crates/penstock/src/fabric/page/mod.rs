@@ -1,12 +1,24 @@
-//! The controller's page for operators at `/`, what it shows as JSON below `/api`, and `/metrics`.
+//! The controller's page for operators at `/`, its contents as JSON below `/api`, and `/metrics`.
 //!
-//! **Problem.** It has no login, and browsers carry other people's scripts to it. **Rule.** It only
-//! reads: GET and HEAD, no request body. A page may load what this server sent and nothing else
-//! (Content-Security-Policy), all text reaches it as JSON and is shown as text. On a loopback
-//! address only requests for a loopback name are answered, or a foreign name that is made to point
-//! here could read along (DNS rebinding); on any other address whoever reaches it may read, so that
-//! address belongs behind a proxy that asks who they are. **Cost.** However many look, a view is
-//! made at most twice a second ([`views`]); connections are bounded by [`crate::pages`].
+//! # Problem
+//!
+//! The page has no login, and browsers send it requests from scripts of other sites.
+//!
+//! # Approach
+//!
+//! The server only reads: it accepts GET and HEAD without a request body. A page may load only what
+//! this server sent (Content-Security-Policy). All text reaches the page as JSON and is shown as
+//! text.
+//!
+//! On a loopback address, the server answers only requests for a loopback name. Otherwise a foreign
+//! name that resolves to this machine could read the page (DNS rebinding). On any other address,
+//! everybody who reaches the page may read it. So that address belongs behind a proxy that
+//! authenticates its users.
+//!
+//! # Cost
+//!
+//! The number of readers does not matter, because a view is made at most twice a second
+//! ([`views`]). [`crate::pages`] limits the connections.
 
 mod api;
 mod files;
@@ -31,15 +43,15 @@ use crate::pages;
 /// Name of the page in the log.
 const WHAT: &str = "the controller's page";
 
-/// What a page may do: run and show what came from here, and ask here.
+/// Policy of the page. It may run, show and request only what this server sends.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'";
 
-/// Serves until `stopping` turns true.
+/// Serves until `stopping` becomes true.
 ///
 /// # Errors
-/// The listener cannot be used.
+/// The listener fails.
 pub async fn serve(
     listener: TcpListener,
     controller: Arc<Controller>,
@@ -49,13 +61,13 @@ pub async fn serve(
     pages::serve(WHAT, listener, router(controller, only_local), stopping).await
 }
 
-/// All of it. `only_local`: who asks must ask for a loopback name.
+/// All routes. If `only_local`, requests must name a loopback host.
 fn router(controller: Arc<Controller>, only_local: bool) -> Router {
     let guard = move |request: Request, next: Next| guarded(request, next, only_local);
     files::router().merge(api::router(controller)).layer(middleware::from_fn(guard))
 }
 
-/// What holds for every request and every answer.
+/// Checks every request and adds the common headers to every answer.
 async fn guarded(request: Request, next: Next, only_local: bool) -> Response {
     let mut response = match refusal(request.headers(), only_local) {
         Some((status, why)) => (status, format!("{why}\n")).into_response(),
@@ -89,7 +101,7 @@ fn refusal(headers: &HeaderMap, only_local: bool) -> Option<(StatusCode, &'stati
     None
 }
 
-/// Whether a `Host` header, with or without port, names this machine to itself.
+/// Whether a `Host` header, with or without port, is a loopback name.
 fn is_loopback_name(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or("", |(name, _)| name),

@@ -1,10 +1,14 @@
 //! The controller's views, made once for all readers.
 //!
-//! **Problem.** A leader is busy while switches take a plan, for seconds if one of them is slow.
-//! Meanwhile any number of pages and scrapers ask.
+//! # Problem
 //!
-//! **Rule.** A view younger than [`FRESH`] is served again. If the controller does not answer
-//! within [`PATIENCE`], the last view is served with its age, and the reader shows that age.
+//! A leader is busy while switches apply a plan, for seconds if one of them is slow. Meanwhile any
+//! number of pages and scrapers request views.
+//!
+//! # Approach
+//!
+//! A view younger than [`FRESH`] is served again. If the controller does not answer within
+//! [`PATIENCE`], the last view is served with its age, and the reader shows that age.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -17,9 +21,9 @@ use tokio::time::Instant;
 
 /// Age up to which a view is served again.
 pub const FRESH: Duration = Duration::from_millis(500);
-/// Longest wait for an answer of the controller.
+/// Longest wait for an answer from the controller.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// Limit of concurrent views of one tenant, which are made for each reader.
+/// Limit of concurrent views of one tenant. These are made for each reader.
 const OF_TENANTS_MAX: usize = 4;
 
 #[derive(Clone, Debug)]
@@ -46,7 +50,7 @@ pub struct Views {
     controller: Arc<Controller>,
     kept: BTreeMap<&'static str, Kept>,
     of_tenants: tokio::sync::Semaphore,
-    /// When the controller last did not answer in time. For [`FRESH`] no other reader waits for it.
+    /// Time of the controller's last missed answer. For [`FRESH`] no other reader waits for it.
     busy: std::sync::Mutex<Option<Instant>>,
 }
 
@@ -60,7 +64,7 @@ impl Views {
         Self { controller, kept, of_tenants, busy: std::sync::Mutex::default() }
     }
 
-    /// Asks the controller, within [`PATIENCE`].
+    /// Requests a view from the controller within [`PATIENCE`].
     async fn ask(&self, what: &str, name: &str) -> Result<Option<Value>, Missing> {
         let busy = || self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         if busy().is_some_and(|at| at.elapsed() < FRESH) {
@@ -71,10 +75,10 @@ impl Views {
         asked.map_err(|_| Missing::Busy)
     }
 
-    /// One of [`WHOLE`].
+    /// Returns one of the views in [`WHOLE`].
     pub async fn whole(&self, what: &str) -> Result<View, Missing> {
         let kept = self.kept.get(what).ok_or(Missing::Unknown)?;
-        // Who comes meanwhile waits here and is given what was made.
+        // Concurrent readers wait here and receive the same view.
         let mut kept = kept.lock().await;
         if let Some((at, value)) = &*kept
             && at.elapsed() < FRESH
@@ -98,7 +102,7 @@ impl Views {
         }
     }
 
-    /// `explain` or `history` of a tenant.
+    /// Returns `explain` or `history` of a tenant.
     pub async fn of_tenant(&self, what: &str, tenant: &str) -> Result<View, Missing> {
         let _turn = self.of_tenants.acquire().await;
         if let Some(value) = self.ask(what, tenant).await? {

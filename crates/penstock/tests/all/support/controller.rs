@@ -26,7 +26,7 @@ rate = "1G"
 fan_out = 2
 rate = "1G"
 "#;
-/// Switches that are in memory.
+/// Switches in memory.
 pub const SWITCHES: &str = r#"
 [[switch]]
 name = "rack-0"
@@ -40,7 +40,7 @@ driver = "sim"
 name = "core-0"
 driver = "sim"
 "#;
-/// A successor leads within this (docs/reference/controller.md).
+/// Time limit within which a successor leads (docs/reference/controller.md).
 pub const TAKE_OVER: Duration = Duration::from_secs(15);
 
 /// A controller as a process, killed with the test.
@@ -50,17 +50,17 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// With switches in memory.
+    /// Starts a controller with switches in memory.
     pub fn start(folder: &Path, name: &str, store: &str) -> Self {
         Self::over(folder, name, store, FABRIC, SWITCHES)
     }
 
-    /// With these.
+    /// Starts a controller with this fabric and these switches.
     pub fn over(folder: &Path, name: &str, store: &str, fabric: &str, switches: &str) -> Self {
         Self::with(folder, name, "", store, fabric, switches)
     }
 
-    /// With these, and more keys of its own.
+    /// Starts a controller with this fabric, these switches and more keys in its file.
     pub fn with(
         folder: &Path,
         name: &str,
@@ -88,7 +88,8 @@ impl Controller {
         Self { child, socket }
     }
 
-    /// What it answers, and whether it exits well; nothing if it does not answer.
+    /// Sends a request. Returns whether the exit status is zero, and the answer. `None` if there is
+    /// no answer.
     pub fn ask(&self, words: &[&str]) -> Option<(bool, Value)> {
         let mut command = Command::new("timeout");
         command.args(["2", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
@@ -97,18 +98,19 @@ impl Controller {
         Some((done.status.success(), value))
     }
 
-    /// Why it refuses; a request that it does not answer, or does, is a failure.
+    /// Returns the reason why the controller refuses a request. Panics if it does not answer or
+    /// accepts.
     pub fn refuses(&self, words: &[&str]) -> String {
         let mut command = Command::new("timeout");
         command.args(["20", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
         let done = command.args(words).output().unwrap();
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        // `timeout` ends with 124 where it had to end the program.
+        // `timeout` exits with 124 if it had to end the program.
         assert_eq!(done.status.code(), Some(1), "{words:?}: {said}");
         said
     }
 
-    /// What it says on standard error.
+    /// Returns the request's output on standard error.
     pub fn complains(&self, words: &[&str]) -> String {
         let mut command = Command::new("timeout");
         command.args(["2", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
@@ -142,13 +144,14 @@ impl Drop for Controller {
     }
 }
 
-/// Asks until it is so, `limit` at most on a calm machine; how long that took.
+/// Repeats a check until it is true and returns the time that this took. `limit` is the longest
+/// time on an idle machine.
 #[expect(clippy::disallowed_methods, reason = "what processes take is the result")]
 pub fn until(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let (start, limit) = (Instant::now(), scaled(limit));
     while !holds() {
         assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
-        // A pause between two questions to a process, not a wait for it.
+        // This is a pause between two requests to a process and not a wait for it.
         std::thread::sleep(Duration::from_millis(50));
     }
     start.elapsed()

@@ -1,7 +1,7 @@
-//! Two guests that flood a third and an uplink, in the test's own process.
+//! Two guests that flood a third guest and an uplink, in the test's own process.
 //!
-//! The worker may spend little (`capacity`), so that it is what is short also on a machine that is
-//! busy with something else.
+//! The worker may spend few cycles (`capacity`). So the worker is the bottleneck even if the
+//! machine is busy with other work.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,24 +13,26 @@ use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
 
 use crate::support::{self, Daemon, Scratch, await_some, await_true};
 
-/// Cycles a second that the worker may spend: some ten thousand frames.
+/// Cycles per second that the worker may spend, enough for about ten thousand frames.
 pub const CAPACITY: u64 = 15_000_000;
-/// So few that a ring lasts for a third of a second: it is never empty, whatever else runs here.
+/// Cycles per second at which a full ring lasts for a third of a second. So the ring is never
+/// empty, whatever else runs here.
 pub const FEW: u64 = 4_000_000;
-/// Ports with a guest each, in the order of their addresses; the first two send.
+/// Ports with one guest each, in the order of their addresses. The first two send.
 pub const PORTS: [&str; 4] = ["vm1", "vm2", "sink", "up"];
 pub const SINK: u8 = 2;
 pub const UP: u8 = 3;
-/// Bytes of a frame, and of the header before it.
+/// Bytes of a frame, without the header before it.
 const FRAME: usize = 1500;
 const HEADER: usize = 12;
-/// Frames of a guest's turn.
+/// Number of frames that a guest sends in one turn.
 const BURST: usize = 32;
-/// Descriptors of a ring: a loop that was without its core for a while finds frames left.
+/// Descriptors of a ring. After a while without its core, a loop still finds frames in it.
 const RING: u16 = 1024;
 
 fn objects(scratch: &Scratch, capacity: u64) -> String {
-    // The first lines belong to `[worker]`, which the configuration's head ends with.
+    // The first lines belong to `[worker]`, because the head of the configuration ends with this
+    // table.
     let mut text = format!(
         "capacity = {capacity}\nschedule = \"hbs\"\n\n[[tenant]]\nname = \"red\"\nvlans = [100]\n"
     );
@@ -52,19 +54,19 @@ fn objects(scratch: &Scratch, capacity: u64) -> String {
     text
 }
 
-/// What the guests do, changed while they do it.
+/// Orders to the guests. The test changes them while the guests run.
 #[derive(Debug, Default)]
 pub struct Orders {
     stop: AtomicBool,
-    /// The second VM sends as well.
+    /// Whether the second VM sends too.
     pub both: AtomicBool,
-    /// They send to the uplink, and not to the sink.
+    /// Whether the VMs send to the uplink instead of the sink.
     pub up: AtomicBool,
-    /// The receivers leave what arrives in their rings.
+    /// Whether the receivers leave arrived frames in their rings.
     pub deaf: AtomicBool,
 }
 
-/// What a port has sent so far: cycles, batches, and batches after which frames were left.
+/// Cycles of a port so far, its batches, and the batches that left frames in the ring.
 #[derive(Debug)]
 struct Sent {
     cycles: u64,
@@ -72,10 +74,10 @@ struct Sent {
     full: u64,
 }
 
-/// One at a time: guests and workers poll.
+/// Runs one test at a time, because guests and workers poll.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// A switch, and guests at all its ports in a thread of their own.
+/// A switch with guests at all its ports. The guests have their own thread.
 pub struct Bed {
     pub daemon: Daemon,
     pub orders: Arc<Orders>,
@@ -88,7 +90,7 @@ impl Bed {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let scratch = Scratch::new();
         let text = support::configuration(&scratch.0, &objects(&scratch, capacity));
-        // A worker that naps oversleeps when something else runs here, and spends less than it may.
+        // If something else runs here, a worker that sleeps wakes late and spends less than it may.
         let text = text.replace("idle_backoff_us = 1000", "idle_backoff_us = 0");
         fs::write(scratch.0.join("host.toml"), text).unwrap();
         let daemon = Daemon::start_in(scratch)?;
@@ -111,8 +113,8 @@ impl Bed {
         count
     }
 
-    /// A counter of several ports, read at one time: between two questions a machine that is busy
-    /// lets hundreds of frames pass.
+    /// Reads a counter of several ports at one time. Between two requests, a busy machine would let
+    /// hundreds of frames pass.
     pub fn counts<const N: usize>(&self, of: [&str; N], name: &str) -> [u64; N] {
         let stats = self.daemon.ask("stats --json").json();
         let ports = stats["ports"].as_array().unwrap();
@@ -122,7 +124,7 @@ impl Bed {
         })
     }
 
-    /// What a port's frames were dropped for, and how many.
+    /// Number of dropped frames of a port for each reason.
     pub fn dropped(&self, port: &str) -> BTreeMap<String, u64> {
         let stats = self.daemon.ask("stats --json").json();
         let ports = stats["ports"].as_array().unwrap();
@@ -132,16 +134,16 @@ impl Bed {
         counts.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Sets something live and leaves the file alone.
+    /// Changes a setting of the running daemon and does not save it to the file.
     pub fn set(&self, what: &str) {
         self.daemon.ask(&format!("port set {what} --no-save")).ok();
     }
 
-    /// The part of the first VM in the cycles that both VMs spend from now on, by a while in which
-    /// neither ring was empty: who has nothing to send leaves its cycles to others, rightly.
+    /// Part of the first VM in the cycles that both VMs spend from now on. It is measured while
+    /// neither ring is empty, because a VM without frames rightly leaves its cycles to others.
     pub fn part_of_vm1(&self) -> f64 {
         let read = || self.read_both();
-        // What was in the buckets and on its way under the old terms is not the new ones'.
+        // Frames and tokens from the time of the old settings do not count for the new ones.
         let changed = read();
         let spent = |since: &[Sent; 2], now: &[Sent; 2]| {
             now[0].cycles - since[0].cycles + now[1].cycles - since[1].cycles
@@ -164,7 +166,7 @@ impl Bed {
         })
     }
 
-    /// What both VMs have sent, read at one time.
+    /// Cycles and batches of both VMs, read at one time.
     fn read_both(&self) -> [Sent; 2] {
         let stats = self.daemon.ask("stats --json").json();
         let ports = stats["ports"].as_array().unwrap();
@@ -175,8 +177,8 @@ impl Bed {
         })
     }
 
-    /// Asks until the answer is `limit`: it is about the last seconds. `None` where the machine is
-    /// so busy with something else that this is what holds everybody.
+    /// Repeats the request until the answer, which covers the last seconds, is `limit`. `None` if
+    /// the machine is so busy with other work that this work limits all ports.
     pub fn explained(&self, port: &str, limit: &str) -> Option<serde_json::Value> {
         let mut asked = 0;
         await_some(&format!("{port} to be held by {limit}"), || {
@@ -197,7 +199,7 @@ impl Bed {
     }
 }
 
-/// Whether twice as many threads want to run as there are processors.
+/// Whether the load average exceeds twice the number of processors.
 fn machine_is_busy() -> bool {
     let load = fs::read_to_string("/proc/loadavg").unwrap();
     let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
@@ -213,7 +215,7 @@ impl Drop for Bed {
     }
 }
 
-/// The guests' loop.
+/// Runs the guests until the test ends them.
 fn live(mut devices: Vec<VirtioNet>, orders: &Orders) {
     while !orders.stop.load(Relaxed) {
         let to = if orders.up.load(Relaxed) { UP } else { SINK };

@@ -16,7 +16,7 @@ use crate::support::{Daemon, await_true};
 /// Bytes of a datagram.
 const DATAGRAM: usize = 1_000;
 
-/// A network namespace, there while its process is.
+/// A network namespace. It exists while its process runs.
 pub struct Namespace(Child);
 
 impl Namespace {
@@ -26,7 +26,8 @@ impl Namespace {
         Self(command.spawn().unwrap())
     }
 
-    /// Waits until the process has one of its own, and gives it the other end of a port's link.
+    /// Waits until the process has its own namespace, and moves the other end of a port's link into
+    /// it.
     pub fn join(&self, daemon: &Daemon, port: &str, address: &str) {
         let own = || std::fs::read_link(format!("/proc/{}/ns/net", self.0.id())).ok();
         let ours = std::fs::read_link("/proc/self/ns/net").unwrap();
@@ -43,7 +44,7 @@ impl Namespace {
         assert!(command.status().unwrap().success());
     }
 
-    /// A socket in it.
+    /// Opens a socket in the namespace.
     pub fn socket(&self, port: u16) -> UdpSocket {
         let namespace = File::open(format!("/proc/{}/ns/net", self.0.id())).unwrap();
         let open = move || {
@@ -61,7 +62,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Two flows from one namespace to the other, each several times its part of the link.
+/// Two flows from one namespace to the other. Each sends several times its part of the link.
 pub struct Flows {
     stop: Arc<AtomicBool>,
     /// Bytes that arrived, by flow.
@@ -70,7 +71,7 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// To these ports, with these code points.
+    /// Starts a flow to each of these ports, with its code point.
     pub fn start(from: &Namespace, to: &Namespace, flows: [(u16, u8); 2]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let arrived: Arc<[AtomicU64; 2]> = Arc::default();
@@ -102,7 +103,7 @@ impl Drop for Flows {
     }
 }
 
-/// Some 200 Mbit/s.
+/// Sends about 200 Mbit/s.
 fn send(socket: &UdpSocket, port: u16, stop: &AtomicBool) {
     let datagram = [0x5a; DATAGRAM];
     while !stop.load(Relaxed) {

@@ -1,4 +1,4 @@
-//! A daemon in a network namespace of its own, driven only by the command line.
+//! A daemon in its own network namespace. Only the command line drives it.
 
 pub mod controller;
 pub mod flood;
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use penstock_testing::patience;
 
-/// Where the daemon serves its pages, in its own namespace.
+/// Address of the daemon's pages in its own namespace.
 pub const PAGES: &str = "127.0.0.1:9753";
 pub const BINARY: &str = env!("CARGO_BIN_EXE_penstock");
 
-/// An empty directory, removed at the end.
+/// An empty directory, removed when dropped.
 #[derive(Debug)]
 pub struct Scratch(pub PathBuf);
 
@@ -40,7 +40,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Polls until `look` gives something; fails with `what` when patience ends.
+/// Polls until `look` returns a value. Panics with `what` after the time limit.
 pub fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     #[expect(clippy::disallowed_methods, reason = "the bound of the wait is real time")]
     let now = Instant::now;
@@ -55,12 +55,12 @@ pub fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// As [`await_some`], for a state.
+/// Like [`await_some`], for a condition.
 pub fn await_true(what: &str, mut look: impl FnMut() -> bool) {
     await_some(what, || look().then_some(()));
 }
 
-/// What a command printed and how it ended.
+/// Output and exit status of a command.
 #[derive(Debug)]
 pub struct Told {
     pub status: ExitStatus,
@@ -69,21 +69,21 @@ pub struct Told {
 }
 
 impl Told {
-    /// The output of a command that must succeed.
+    /// Returns the output of a command that must succeed.
     #[track_caller]
     pub fn ok(self) -> String {
         assert!(self.status.success(), "{self:#?}");
         self.out
     }
 
-    /// The errors of a command that must fail with status 1.
+    /// Returns the errors of a command that must fail with status 1.
     #[track_caller]
     pub fn fails(self) -> String {
         assert_eq!(self.status.code(), Some(1), "{self:#?}");
         self.err
     }
 
-    /// The output as JSON, of a command that must succeed.
+    /// Returns the output of a command that must succeed, as JSON.
     #[track_caller]
     pub fn json(self) -> serde_json::Value {
         serde_json::from_str(&self.ok()).unwrap()
@@ -100,15 +100,15 @@ impl From<Output> for Told {
     }
 }
 
-/// Runs `penstock` with a socket to talk to.
+/// Runs `penstock` against this socket.
 pub fn penstock(socket: &Path, arguments: &[&str]) -> Told {
     let mut command = Command::new(BINARY);
     command.args(arguments).env("PENSTOCK_SOCKET", socket).env_remove("RUST_LOG");
     command.output().unwrap().into()
 }
 
-/// How to make a namespace here; `None`, with the reason on standard error, if that is not
-/// possible.
+/// Options that create a namespace on this machine. If this is not possible, prints the reason on
+/// standard error and returns `None`.
 pub fn namespace_options() -> Option<&'static [&'static str]> {
     let works = |options: &[&str]| {
         let script = "ip link set lo up && ip tuntap add dev tap0 mode tap";
@@ -137,8 +137,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon with this configuration, behind `[host]`, and waits until it says that it is
-    /// ready; `None` if this machine does not let us.
+    /// Starts a daemon with these objects after `[host]`, and waits until it is ready. `None` if
+    /// this machine does not permit it.
     pub fn start(objects: &str) -> Option<Self> {
         let scratch = Scratch::new();
         fs::write(scratch.0.join("host.toml"), configuration(&scratch.0, objects)).unwrap();
@@ -150,7 +150,7 @@ impl Daemon {
         Self::start_after("true", scratch)
     }
 
-    /// As [`Self::start_in`]; a shell runs `setup` first, in the process that becomes the daemon.
+    /// Like [`Self::start_in`]. First a shell runs `setup` in the process that becomes the daemon.
     pub fn start_after(setup: &str, scratch: Scratch) -> Option<Self> {
         let options = namespace_options()?;
         let notify = scratch.0.join("notify");
@@ -160,7 +160,7 @@ impl Daemon {
         let log = fs::File::create(scratch.0.join("log")).unwrap();
         let child = Command::new("unshare")
             .args(options)
-            // `exec`, so that the child we know is the daemon.
+            // `exec` makes the child process the daemon itself.
             .args(["--", "sh", "-c", &format!("ip link set lo up && {setup} && exec \"$@\"")])
             .args(["sh", BINARY])
             .args(["host", "run", "--log-format", "json", "--config"])
@@ -210,17 +210,17 @@ impl Daemon {
         self.scratch.0.join("host.toml")
     }
 
-    /// Rewrites the configuration file.
+    /// Rewrites the configuration file with these objects.
     pub fn write_config(&self, objects: &str) {
         fs::write(self.config(), configuration(&self.scratch.0, objects)).unwrap();
     }
 
-    /// A command to the daemon, in words.
+    /// Runs a command against the daemon. `line` holds its words.
     pub fn ask(&self, line: &str) -> Told {
         penstock(&self.socket(), &line.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// A shell command in the daemon's namespace.
+    /// Runs a shell command in the daemon's namespace.
     pub fn inside(&self, script: &str) -> Told {
         let mut command = Command::new("nsenter");
         command.arg(format!("--target={}", self.child.id())).arg("--net");
@@ -230,7 +230,7 @@ impl Daemon {
         command.args(["--", "bash", "-c", script]).output().unwrap().into()
     }
 
-    /// A page of the daemon's HTTP service: the head and the body.
+    /// Requests a page of the daemon's HTTP service and returns its head and body.
     pub fn page(&self, path: &str) -> String {
         let (host, port) = PAGES.split_once(':').unwrap();
         self.inside(&format!(
@@ -252,12 +252,12 @@ impl Daemon {
         assert!(status.unwrap().success());
     }
 
-    /// Waits for the daemon's end.
+    /// Waits until the daemon ends.
     pub fn await_end(&mut self) -> ExitStatus {
         await_some("the daemon's end", || self.child.try_wait().unwrap())
     }
 
-    /// Ends the daemon at once and keeps its directory.
+    /// Kills the daemon and keeps its directory.
     pub fn kill(mut self) -> Scratch {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -275,7 +275,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A configuration file with these objects.
+/// Returns a configuration file with these objects.
 pub fn configuration(directory: &Path, objects: &str) -> String {
     let at = directory.display();
     format!(

@@ -1,8 +1,10 @@
-//! A relay that can be cut: what is on its way then stays there, and nobody is told.
+//! A relay that can be cut. Bytes in flight then stay in it, and neither side is notified.
 //!
-//! **Rule.** As a network that lost a link, and not as a peer that went away: connections stay open
-//! on both sides, new ones are taken and not answered, and what was sent meanwhile arrives when
-//! the cut is mended.
+//! # Approach
+//!
+//! The relay behaves like a network that lost a link, and not like a peer that closed. Connections
+//! stay open on both sides. The relay accepts new connections and does not answer them. Bytes that
+//! were sent meanwhile arrive when the relay is restored.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -23,16 +25,16 @@ impl Gate {
     }
 }
 
-/// See the module's text. Its threads end with the test's process.
+/// A relay. Its threads end with the test's process.
 #[derive(Debug)]
 pub struct Relay {
-    /// Where it listens.
+    /// Address at which the relay listens.
     pub address: SocketAddr,
     gate: Arc<Gate>,
 }
 
 impl Relay {
-    /// A relay to `target`.
+    /// Starts a relay to `target`.
     pub fn to(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -54,7 +56,7 @@ impl Relay {
         Self { address, gate }
     }
 
-    /// Nothing passes any more, or all does again.
+    /// Cuts the relay if `cut` is true, and restores it otherwise.
     pub fn cut(&self, cut: bool) {
         *self.gate.cut.lock().unwrap_or_else(PoisonError::into_inner) = cut;
         self.gate.mended.notify_all();

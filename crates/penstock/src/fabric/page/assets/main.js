@@ -1,5 +1,5 @@
-// Asks the server every interval and shows what it says. When answers stay away, it says how old
-// what is shown is.
+// Requests the views every interval and shows them. If the server does not answer, it shows the age
+// of the displayed values.
 
 import { byId, clock, make, percent, plural, seconds } from "./words.js";
 import { chooseNode, colourBy, showScale, showTree } from "./tree.js";
@@ -157,7 +157,7 @@ async function refresh() {
     follow(known.tenants, status.now_ms - age);
   }
   known.interval = number;
-  // The clocks of the two machines may differ: what counts is when news came here.
+  // The clocks of the two machines may differ, so the age starts when an answer arrives here.
   if (status.now_ms !== known.stamp) {
     known.changed = Date.now() - age;
     known.stamp = status.now_ms;
@@ -178,7 +178,7 @@ async function turn() {
     const name = chosenTenant();
     if (name != null) await whyOf(name);
   } catch (problem) {
-    // The next turn comes whatever happened in this one.
+    // The next interval starts even if this one failed.
     console.error(problem);
   }
   const pause = Math.min(Math.max(known.status?.interval_ms ?? 1000, 1000), 10000);
@@ -190,7 +190,7 @@ byId("by-used").addEventListener("click", () => colourBy("used"));
 byId("find").addEventListener("input", () => showTenants(known.tenants, openTenant));
 byId("warnings").addEventListener("change", showEvents);
 setInterval(() => banner(known.status), 1000);
-// #tenant=NAME or #node=NAME opens one: a link that can be passed on.
+// #tenant=NAME or #node=NAME opens one tenant or node. Users can share such a link.
 const wanted = new URLSearchParams(location.hash.slice(1));
 if (wanted.has("tenant")) chooseTenant(wanted.get("tenant"));
 if (wanted.has("node")) chooseNode(wanted.get("node"));

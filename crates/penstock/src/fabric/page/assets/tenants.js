@@ -1,10 +1,10 @@
-// The tenants: a table with what each was promised and got, and why.
+// The tenants: a table of their guarantees and rates, with the reasons.
 
 import { byId, clock, draw, line, make, percent, plural, rate } from "./words.js";
 
-// Rows that are shown; the search finds the others.
+// Limit of rows shown. The search finds the other tenants.
 const ROWS_MAX = 200;
-// Samples that a line keeps, as the server does.
+// Number of samples in a line, the same as on the server.
 const KEPT = 300;
 
 const lines = new Map();
@@ -26,14 +26,14 @@ const COLUMNS = [
 
 export const chosenTenant = () => chosen;
 
-// What the server kept, for a page that was opened late.
+// Loads the server's history, for a page that was opened late.
 export function learn(history) {
   times = history.times;
   lines.clear();
   for (const [name, columns] of Object.entries(history.tenants)) lines.set(name, columns);
 }
 
-// One more interval.
+// Appends one interval.
 export function follow(tenants, at) {
   times = [...times, at].slice(-KEPT);
   const now = new Set();

@@ -1,10 +1,10 @@
-// The topology: drawn, with links coloured by how full they are, and a node's queues.
+// Draws the topology. Colours show the load of links. A selected node shows its queues.
 
 import { byId, draw, make, percent, plural, rate } from "./words.js";
 
-// Above this many servers a rack is one box with its fullest link.
+// Above this many servers, a rack is drawn as one box with its fullest link.
 const SERVERS_MAX = 64;
-// No more boxes than this in a row.
+// Largest number of boxes in a row.
 const ROW_MAX = 200;
 const STEPS = [0, 0.5, 0.8, 0.95];
 const WIDTH = 96;
@@ -21,7 +21,7 @@ function share(link, by) {
   return Math.max(link[`${by}_up`], link[`${by}_down`]) / link.rate;
 }
 
-// Nodes to draw: by layer from the top, each below the middle of those above it.
+// Nodes to draw, by layer from the top. Each is centred below its parents.
 function layout(topology) {
   const layers = [];
   const servers = topology.nodes.filter((node) => node.kind === "server").length;

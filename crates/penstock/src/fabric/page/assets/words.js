@@ -1,8 +1,8 @@
-// Elements, numbers and times. Text from the server only ever becomes text, never markup.
+// Elements, numbers and times. Text from the server is always shown as text and never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// make("p", { class: "hint" }, "text", child): an element with attributes and children.
+// Creates an element with attributes and children: make("p", { class: "hint" }, "text", child).
 export function make(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
@@ -42,7 +42,7 @@ export function seconds(ms) {
 
 export const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
 
-// Points of a line through values, in a box; the time is in the places.
+// Points of a line through values, in a box. Each value's index is its time.
 export function line(values, top, width, height) {
   const step = width / Math.max(values.length - 1, 1);
   const y = (value) => (height - 2 - (value / (top || 1)) * (height - 4)).toFixed(1);

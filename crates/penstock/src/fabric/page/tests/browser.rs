@@ -1,4 +1,5 @@
-//! The page in headless Chromium: what it shows, and that it asks nobody else.
+//! Tests the page in headless Chromium: what it shows, and that it loads nothing from other
+//! servers.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -22,7 +23,7 @@ fn chromium() -> Option<PathBuf> {
     found
 }
 
-/// Runs it with a profile of its own; what it printed, and its log.
+/// Runs the browser with its own profile. Returns its output and its log.
 async fn browse(program: &Path, name: &str, args: &[String], url: &str) -> (String, String) {
     let profile = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
     let fixed = [
@@ -35,7 +36,7 @@ async fn browse(program: &Path, name: &str, args: &[String], url: &str) -> (Stri
         "--no-first-run",
         "--no-proxy-server",
         "--hide-scrollbars",
-        // No other name or address leads anywhere.
+        // No other name or address resolves.
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         "--enable-logging=stderr",
         "--log-level=0",
@@ -51,7 +52,7 @@ async fn browse(program: &Path, name: &str, args: &[String], url: &str) -> (Stri
     (text(&out.stdout), text(&out.stderr))
 }
 
-/// Where pictures are left: `target/page`, whatever the target's folder.
+/// Directory of the screenshots: `target/page`, independent of the target's folder.
 fn pictures() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let target = program.ancestors().nth(3).unwrap();
@@ -60,20 +61,20 @@ fn pictures() -> PathBuf {
     folder
 }
 
-/// What the page or its scripts complained of.
+/// Lines of the log in which the page or its scripts report an error.
 fn complaints(log: &str) -> Vec<&str> {
     log.lines().filter(|line| line.contains("CONSOLE")).collect()
 }
 
-/// The text of an element, by its id, up to the next element with one.
+/// Text of the element with this id, up to the next element that has an id.
 fn part<'a>(dom: &'a str, id: &str) -> &'a str {
     let from = dom.find(&format!("id=\"{id}\"")).unwrap_or_else(|| panic!("no {id} in {dom}"));
     let rest = &dom[from + 4..];
     &rest[..rest.find(" id=\"").unwrap_or(rest.len())]
 }
 
-/// What the page had Chromium ask for, by its network log; the browser asks for things of its own
-/// too, with no origin.
+/// URLs that the page made Chromium load, from its network log. Requests of the browser itself have
+/// no origin and are left out.
 fn asked(net_log: &str) -> Vec<String> {
     let log: serde_json::Value = serde_json::from_str(net_log).unwrap();
     let events = log["events"].as_array().unwrap().iter().map(|event| &event["params"]);
@@ -109,7 +110,7 @@ async fn operators_see_tenants_queues_and_reasons_and_nobody_else_is_asked() {
     assert!(part(&dom, "refused").contains("science"), "{dom}");
     assert!(part(&dom, "events").contains("placed"), "{dom}");
     assert!(part(&dom, "state").contains("leads") && part(&dom, "state").contains("1 host away"));
-    // A name that would be a script is text.
+    // A name with markup of a script is shown as text.
     assert!(
         !dom.contains(&format!(">{HOSTILE}")) && dom.contains("&lt;script&gt;document.title"),
         "{dom}"

@@ -1,4 +1,5 @@
-//! The page with a controller, simulated switches and hosts behind it: over HTTP, and in a browser.
+//! Tests of the page over HTTP and in a browser. Behind it are a controller and simulated switches
+//! and hosts.
 
 mod browser;
 mod world;
@@ -10,12 +11,12 @@ use tokio::net::TcpStream;
 
 use world::World;
 
-/// Sends bytes, gives back all that comes until the end of the connection.
+/// Sends bytes and returns everything that the server sends until the connection ends.
 async fn raw(world: &World, request: &str) -> String {
     let mut stream = TcpStream::connect(world.address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // A connection that is reset has said what it had to.
+    // A reset of the connection is no failure, because the answer came before it.
     let _ = stream.read_to_end(&mut answer).await;
     String::from_utf8(answer).unwrap()
 }

@@ -1,5 +1,5 @@
-//! Two racks of simulated switches and servers with hostile names, a controller that leads them,
-//! agents that report, and the page.
+//! A simulated fabric for the tests of the page. It has two racks of switches and servers with
+//! hostile names, a controller that leads them, agents that report, and the page.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,9 +27,9 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Address that other controllers tell their agents.
+/// Address of the controller that other controllers send to their agents.
 pub const ADVERTISED: &str = "192.0.2.7:9750";
-/// Name, VMs (one a server), guarantee of each, Mbit/s that each sends.
+/// Name, number of VMs (one per server), guarantee of each VM, and Mbit/s that each sends.
 pub const TENANTS: [(&str, u32, u64, u64); 6] = [
     ("web", 10, 60, 55),
     ("search", 10, 40, 48),
@@ -38,9 +38,9 @@ pub const TENANTS: [(&str, u32, u64, u64); 6] = [
     ("backup", 6, 30, 4),
     ("idle", 1, 100, 0),
 ];
-/// A switch whose name would run, were it markup.
+/// Name of a switch that would run as a script if the page took it as markup.
 pub const HOSTILE: &str = "<script>document.title='owned'</script>";
-/// A server that goes away.
+/// A server that disconnects.
 pub const AWAY: &str = "rack2-server5";
 const QUEUES: u8 = 4;
 const RATE: BitsPerSecond = BitsPerSecond(1_000_000_000);
@@ -128,11 +128,11 @@ fn tenants() -> Vec<TenantSpec> {
             ..TenantSpec::default()
         }
     };
-    // The last one is more than there is.
+    // The last tenant requires more than the fabric has.
     TENANTS.into_iter().chain([("science", 10, 900, 0)]).map(tenant).collect()
 }
 
-/// All of it, until it is stopped or dropped.
+/// Controller, agents and page. They run until stopped or dropped.
 #[derive(Debug)]
 pub struct World {
     pub address: SocketAddr,
@@ -145,7 +145,7 @@ pub struct World {
 }
 
 impl World {
-    /// Starts and waits until it leads with all tenants.
+    /// Starts everything and waits until the controller leads with all tenants.
     pub async fn start() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let at = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -170,14 +170,15 @@ impl World {
                 );
                 match operator.add_tenants(tonic::Request::new(TomlText::default())).await {
                     Ok(added) => return added.into_inner().text,
-                    // On a busy machine its lease may run out in between: it leads again.
+                    // On a busy machine the lease may expire meanwhile. The controller then leads
+                    // again.
                     Err(lost) => assert_eq!(lost.code(), tonic::Code::FailedPrecondition, "{lost}"),
                 }
             }
         };
         let text = tokio::time::timeout(LIMIT, add).await.unwrap();
         assert!(text.contains("science"), "one is refused: {text}");
-        // A tenant gets queues while all of its hosts can be told, and keeps them then.
+        // A tenant receives queues while all of its hosts are connected, and keeps them afterwards.
         let all_queues = u64::from(QUEUES) - 1;
         world.status(|status| status["with_queues"].as_u64() >= Some(all_queues)).await;
         let hosts = world.controller.hosts();
@@ -186,7 +187,7 @@ impl World {
         world
     }
 
-    /// Another controller over the same store, that does not lead.
+    /// Another controller over the same store, which does not lead.
     pub async fn follower(&self) -> Self {
         Self::with("two", Arc::clone(&self.store), self.switches.clone())
     }
@@ -214,14 +215,14 @@ impl World {
         Self { address, controller, switches, store, folder: None, stop, tasks }
     }
 
-    /// Waits until so many intervals more were decided.
+    /// Waits until the controller has decided this many more intervals.
     pub async fn intervals(&self, more: u64) {
         let number = |status: &Value| status["last_interval"]["number"].as_u64();
         let until = number(&self.status(|_| true).await).unwrap() + more;
         self.status(|status| number(status) >= Some(until)).await;
     }
 
-    /// Waits until the controller knows which one leads.
+    /// Waits until the controller knows the leader.
     pub async fn follows(&self) -> Value {
         self.status(|status| status["leader"].as_str().is_some_and(|who| !who.is_empty())).await
     }
@@ -242,7 +243,7 @@ impl World {
 
     pub async fn stop(mut self) {
         self.stop.send_replace(true);
-        // Agents never end by themselves; the controller and the page must.
+        // Agents never end by themselves. The controller and the page must end.
         let ended = async { while self.tasks.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(Duration::from_secs(5), ended).await;
         let address = self.address;
@@ -258,7 +259,7 @@ impl Drop for World {
     }
 }
 
-/// Does what it is told, and reports what its tenants' VMs sent, until its session ends.
+/// Follows the plans and reports what its tenants' VMs sent, until its session ends.
 async fn agent(hosts: Arc<Registry>, host: String) {
     let (number, mut messages) = hosts.begin(&host, Stamp::default()).unwrap();
     let mut reports = tokio::time::interval(INTERVAL / 2);
@@ -284,7 +285,8 @@ async fn agent(hosts: Arc<Registry>, host: String) {
     }
 }
 
-/// 100 ms of a tenant's VM: around its rate, so that there is something to see.
+/// Usage of a tenant's VM in 100 ms. It varies around the VM's rate, so that the graph shows a
+/// change.
 fn usage(name: &str, count: u64) -> v1::TenantUsage {
     let mbit = TENANTS.iter().find(|(tenant, ..)| *tenant == name).map_or(0, |(.., mbit)| *mbit);
     let wave = 80 + (count * 7 + mbit) % 41;

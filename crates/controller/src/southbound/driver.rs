@@ -1,4 +1,4 @@
-//! A switch's state, changes to it, and the trait that every driver implements.
+//! The state of a switch, the changes to it, and the trait that every driver implements.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,11 +34,11 @@ pub struct Capabilities {
 /// State of a sending port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortState {
-    /// Weight of each queue; queue 0 is the shared one. Weight 0 means that the queue only gets
-    /// what others leave. Queues beyond the end have weight 0.
+    /// Weight of each queue; queue 0 is the shared one. A queue of weight 0 only gets the bandwidth
+    /// that other queues do not use. Queues beyond the end have weight 0.
     pub weights: Vec<u32>,
-    /// Queue of each mapped code point; others are in queue 0. Mapping to 0 is the same as no
-    /// mapping.
+    /// Queue of each mapped code point. Other code points are in queue 0, so a mapping to queue 0
+    /// changes nothing.
     pub map: BTreeMap<u8, u8>,
 }
 
@@ -52,14 +52,14 @@ impl PortState {
     }
 }
 
-/// State of a switch as far as binding concerns it.
+/// The part of a switch's state that a binding sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchState {
     /// Stamp of the last complete decision.
     pub stamp: Stamp,
-    /// State of each port, by the switch's own name.
+    /// State of each port. The key is the switch's own name of the port.
     pub ports: BTreeMap<String, PortState>,
-    /// Ports that the driver must leave alone, with the reason, such as other configuration on the
+    /// Ports that the driver must not change, with the reason, such as another configuration on the
     /// switch. All other ports work.
     #[serde(default)]
     pub left_out: BTreeMap<String, String>,
@@ -196,18 +196,18 @@ pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
 
     async fn capabilities(&self) -> Result<Capabilities, DriverError>;
 
-    /// Reads the present state from the switch.
+    /// Reads the switch's present state.
     async fn read_back(&self) -> Result<SwitchState, DriverError>;
 
-    /// Applies `changes` in order. If it fails, some of them may be in force; repeating the request
-    /// is safe. The switch stores `stamp` after the last change.
+    /// Applies `changes` in order. The switch stores `stamp` after the last change. After an error,
+    /// some changes may be in force. The request is idempotent, so it may be repeated.
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError>;
 
-    /// What [`apply`](Self::apply) would send to the switch now, in the switch's own syntax.
-    /// Nothing is changed. The switch is read first, because the result depends on its state: one
-    /// line may contain several changes, or one change take several lines.
+    /// Returns what [`apply`](Self::apply) would send to the switch now, in the switch's own
+    /// syntax. It changes nothing. It reads the switch first, because the result depends on its
+    /// state. One line may contain several changes, and one change may need several lines.
     async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError>;
 
-    /// Counters of its queues.
+    /// Reads the counters of all queues.
     async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError>;
 }

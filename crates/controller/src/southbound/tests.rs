@@ -12,13 +12,14 @@ fn can(queues: u8, classes: u8) -> Capabilities {
     Capabilities { queues, classes, weights, remap: true, fixed_map, map_per_port: true }
 }
 
-/// Sixteen ports, named by their numbers.
+/// Creates a switch with sixteen ports, named by their numbers.
 fn switch(can: Capabilities) -> SimSwitch {
     let port = |n: u8| PortInfo { name: n.to_string(), rate: BitsPerSecond(1_000) };
     SimSwitch::new("leaf1", can, &(0..16).map(port).collect::<Vec<_>>())
 }
 
-/// Tenant n has code point n + 1, on ports n and n + 1 only, in one of three queues.
+/// Returns a state in which tenant n has code point n + 1 in one of three queues, on ports n and
+/// n + 1 only.
 fn tenants(all: u8) -> SwitchState {
     let ports = (0..16).map(|port: u8| (port.to_string(), PortState::default()));
     let mut wanted = SwitchState { ports: ports.collect(), ..SwitchState::default() };

@@ -27,7 +27,7 @@ pub(super) fn class_of(queue: u8) -> u32 {
     FIRST_MINOR + u32::from(queue)
 }
 
-/// The queue of a class with this minor number.
+/// Queue of the class with this minor number, if it is the class of a queue.
 pub(super) fn queue_of(minor: u32) -> Option<u8> {
     let queue = u8::try_from(minor.checked_sub(FIRST_MINOR)?).ok()?;
     (queue < QUEUES_MAX).then_some(queue)

@@ -12,7 +12,7 @@ use core::str::FromStr;
 
 use serde::de::{Deserializer, Error, Visitor};
 
-/// Whether a value is left out when it is written.
+/// Whether a value is the default, so that a written file leaves it out.
 pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

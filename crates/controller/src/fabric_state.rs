@@ -52,7 +52,7 @@ pub enum ChangeRefused {
     #[error("tenant {name}: {refusal}")]
     NoPlace {
         name: String,
-        /// The reason, and what would fit.
+        /// The reason, and a request that would fit.
         refusal: Box<Refusal>,
     },
     /// The tenant cannot grow in this way.
@@ -266,7 +266,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Frees the slots of removed tenants whose queues were released.
+    /// Frees the slots of removed tenants that no longer have queues.
     fn free_slots(&mut self) {
         let Self { leaving, binding, datacenter, .. } = self;
         leaving.retain(|slot, _| {
@@ -412,7 +412,7 @@ impl Fabric {
         change(binding, topology, &candidates)
     }
 
-    /// Ends an interval: updates scores and usage.
+    /// Ends an interval. It updates scores and usage.
     pub fn follow(&mut self, usage: &Usage) {
         let mut of_tenant: BTreeMap<TenantSlot, Vec<HostUsage>> = BTreeMap::new();
         for (server, used) in usage {

@@ -11,7 +11,7 @@ use serde::Serialize;
 /// (100-110); add it to [[tenant]] red `vlans` or change the port``.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigError {
-    /// Name of the file, as in the request. Empty if there is no file.
+    /// Name of the file as the caller gave it. Empty if there is no file.
     pub file: String,
     /// Line, from 1. 0 means that it is unknown.
     pub line: u32,

@@ -85,7 +85,7 @@ pub struct Agent {
     state: watch::Sender<AgentState>,
     /// Highest stamp that the agent has seen.
     has: Stamp,
-    /// The plan from before a restart, until it is applied.
+    /// The plan from before a restart. It is here until the agent has applied it.
     pending: Option<HostPlan>,
     retry: Retry,
 }
@@ -110,7 +110,8 @@ impl Agent {
         self.state.subscribe()
     }
 
-    /// Runs until `stop`. A plan that is being applied is completed, stored and acknowledged first.
+    /// Runs until `stop` resolves. If the agent is applying a plan, it first completes, stores and
+    /// acknowledges this plan.
     pub async fn run(mut self, stop: impl Future<Output = ()> + Send) {
         let (tell, mut told) = watch::channel(false);
         let watcher = state::watch_staleness(self.state.clone());

@@ -92,7 +92,7 @@ pub struct Registry {
     known: Box<dyn Known>,
     inner: Mutex<Inner>,
     counts: watch::Sender<AgentCounts>,
-    /// Notified when an agent connects.
+    /// This is notified when an agent connects.
     arrived: tokio::sync::Notify,
 }
 
@@ -290,7 +290,7 @@ impl Registry {
         self.inner().sessions.get(host).map(|session| session.has)
     }
 
-    /// Number of connected agents.
+    /// Returns the number of connected agents.
     #[must_use]
     pub fn connected_count(&self) -> usize {
         self.inner().sessions.len()
@@ -301,7 +301,7 @@ impl Registry {
         *self.counts.borrow()
     }
 
-    /// The counters, as they change.
+    /// Returns the counters, as they change.
     #[must_use]
     pub fn watch_counts(&self) -> watch::Receiver<AgentCounts> {
         self.counts.subscribe()
@@ -361,7 +361,7 @@ impl Hosts for Registry {
             }
             session.waiting.push((plan.stamp, done));
         }
-        // The session ended before it answered.
+        // In this case, the session ended before the host answered.
         answer.await.unwrap_or_else(|_| Err(HostError::Away(host.to_owned())))
     }
 

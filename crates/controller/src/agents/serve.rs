@@ -29,7 +29,7 @@ impl Door for Registry {
     }
 }
 
-/// Serves agents until `stop`, then ends their sessions.
+/// Serves agents until `stop` resolves, and then ends their sessions.
 ///
 /// # Errors
 /// Certificates are missing although agents must be authenticated, or the listener cannot be used.

@@ -173,7 +173,7 @@ impl Leader {
     pub async fn set_mode(&mut self, mode: Mode) -> Result<(), LeaderError> {
         self.commit(vec![put(MODE.to_owned(), &mode)]).await?;
         if self.mode == Mode::Observe && mode != Mode::Observe {
-            // Decisions made while observing were never carried out.
+            // Decisions from observe mode were never carried out.
             self.mode = mode;
             self.back_to_stored().await?;
         }
@@ -243,8 +243,8 @@ impl Leader {
         slot.into_iter().flat_map(|slot| self.fabric.servers_of(slot)).collect()
     }
 
-    /// Handles tenants that arrived, grew or moved. Ports reserve room for them before their hosts
-    /// are informed, and hosts stop marking for queues of an earlier place.
+    /// Handles tenants that arrived, grew or moved. Ports reserve bandwidth for them before their
+    /// hosts are informed. Hosts stop marking for queues of an earlier placement.
     async fn make_room(&mut self, changes: &[Changed], servers: impl IntoIterator<Item = NodeId>) {
         let steps = changes.iter().flat_map(|c| self.fabric.reserve(c.slot, &c.links));
         let steps: Vec<Step> = steps.collect();
@@ -259,7 +259,7 @@ impl Leader {
         self.tell_hosts(servers).await;
     }
 
-    /// Informs the hosts whose tenants have changed.
+    /// Informs the hosts that have changed tenants.
     async fn tell_hosts(&mut self, servers: impl IntoIterator<Item = NodeId>) {
         if self.mode == Mode::Observe {
             return;

@@ -1,4 +1,4 @@
-//! What the leader knows of stored bindings, and which of their parts it no longer needs.
+//! The leader's record of the stored bindings. It shows which parts are no longer needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ pub struct BindingHead {
     pub shards: Vec<Option<Stamp>>,
 }
 
-/// What this leader knows of the stored bindings.
+/// The leader's record of the stored bindings.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) head: Option<BindingHead>,
@@ -73,7 +73,7 @@ impl Kept {
         gone.chain(changed.map(|(name, _)| name)).map(|name| shard_of(name)).collect()
     }
 
-    /// Stored keys that no head names.
+    /// Returns the stored keys that no head names.
     pub(super) fn garbage(&self) -> Vec<String> {
         let named: BTreeSet<String> =
             self.history.iter().chain(&self.head).flat_map(BindingHead::keys).collect();

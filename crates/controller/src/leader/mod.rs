@@ -125,7 +125,7 @@ pub struct Leader {
     /// Rates that each server sent and received in the last interval, in bit/s.
     used: BTreeMap<NodeId, (u64, u64)>,
     horizon: Horizon,
-    /// The reported problem of each element that still has one.
+    /// The reported problem of each host or switch that still has one.
     complaints: BTreeMap<NodeId, String>,
     /// Whether tenants have arrived or moved since hosts got their limits for the shared queue.
     headroom_changed: bool,

@@ -27,7 +27,7 @@ pub use operator::{Operator, ReadTenants};
 
 /// Time of the lease. A leader that is gone keeps its leadership for this time.
 pub const LEASE: Duration = Duration::from_secs(10);
-/// Time between two renewals of the lease.
+/// Time between two renewals of the lease. It is about a third of the lease time.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 /// A leader stops if no renewal has succeeded for this time. It is well below the lease time.
 const GIVE_UP: Duration = Duration::from_secs(7);

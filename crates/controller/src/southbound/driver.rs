@@ -25,7 +25,7 @@ pub struct Capabilities {
     pub weights: (u32, u32),
     /// Whether the map from code point to queue can change while traffic runs.
     pub remap: bool,
-    /// The map of every port, if it cannot change. Empty otherwise.
+    /// The map of every port, if it cannot change. It is empty otherwise.
     pub fixed_map: BTreeMap<u8, u8>,
     /// Whether ports of this switch may have different maps.
     pub map_per_port: bool,
@@ -43,7 +43,8 @@ pub struct PortState {
 }
 
 impl PortState {
-    /// The canonical form: no zeros at the end of the weights, and nothing mapped to queue 0.
+    /// Returns the canonical form. It has no zeros at the end of the weights, and no code point
+    /// mapped to queue 0.
     #[must_use]
     pub fn canonical(mut self) -> Self {
         self.weights.truncate(self.weights.iter().rposition(|w| *w != 0).map_or(0, |at| at + 1));

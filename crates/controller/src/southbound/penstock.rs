@@ -23,9 +23,9 @@ use crate::switch::wire::v1::switch_service_client::SwitchServiceClient;
 use crate::switch::wire::{SWITCH_BYTES_MAX, v1};
 use crate::wire::describe;
 
-/// Time limit of connecting, and of an answer.
+/// Time limit for making a connection, and for an answer.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
-/// Most queues of a port.
+/// Largest number of queues of a port.
 const QUEUES_MAX: u8 = 64;
 
 /// Address of the daemon.

@@ -18,8 +18,8 @@ fn switch(can: Capabilities) -> SimSwitch {
     SimSwitch::new("leaf1", can, &(0..16).map(port).collect::<Vec<_>>())
 }
 
-/// Returns a state in which tenant n has code point n + 1 in one of three queues, on ports n and
-/// n + 1 only.
+/// Returns a state of many tenants. Tenant n has code point n + 1 in one of three queues. It uses
+/// ports n and n + 1 only.
 fn tenants(all: u8) -> SwitchState {
     let ports = (0..16).map(|port: u8| (port.to_string(), PortState::default()));
     let mut wanted = SwitchState { ports: ports.collect(), ..SwitchState::default() };

@@ -21,7 +21,7 @@ use crate::wire::describe;
 pub enum Who {
     /// All clients that can connect. Only the socket's owner can open it.
     Connected,
-    /// Clients whose certificate has one of these names.
+    /// Clients with a certificate that has one of these names.
     Named(BTreeSet<String>),
 }
 

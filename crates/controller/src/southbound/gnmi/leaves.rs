@@ -93,7 +93,7 @@ pub fn path(text: &str) -> Path {
     Path { elem, ..Path::default() }
 }
 
-/// The textual form of a path with its prefix.
+/// Returns the textual form of a path with its prefix.
 #[must_use]
 pub fn shown(prefix: Option<&Path>, path: Option<&Path>) -> String {
     let mut text = String::new();
@@ -107,7 +107,7 @@ pub fn shown(prefix: Option<&Path>, path: Option<&Path>) -> String {
     text
 }
 
-/// Keys of a list's entries. `list` is a path up to and including `[KEY=`.
+/// Returns the keys of a list's entries. `list` is a path up to and including `[KEY=`.
 pub(super) fn entries<'a>(leaves: &'a Leaves, list: &'a str) -> Vec<&'a str> {
     let from = leaves.range(list.to_owned()..).map(|(path, _)| path);
     let keys = from.map_while(|path| path.strip_prefix(list)?.split_once(']').map(|(key, _)| key));

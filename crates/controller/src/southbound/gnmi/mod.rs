@@ -60,7 +60,7 @@ use proto::get_request::DataType;
 use proto::typed_value::Value as Typed;
 use proto::{Encoding, GetRequest, GetResponse, SetRequest, TypedValue, Update};
 
-/// Time limit of connecting, and of an answer.
+/// Time limit for making a connection, and for an answer.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 /// Time limit of a Set.
 const SET_MAX: Duration = Duration::from_secs(60);

@@ -25,8 +25,11 @@
 //!
 //! # Other configurations
 //!
-//! The driver refuses the following objects and does not change them: a root qdisc with another
-//! handle, another filter at the driver's root, and an alias of `lo` with other text.
+//! The driver refuses the following objects and does not change them:
+//!
+//! - a root qdisc with another handle
+//! - another filter at the driver's root
+//! - an alias of `lo` with other text
 //!
 //! # Source
 //!

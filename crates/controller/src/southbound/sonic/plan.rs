@@ -9,8 +9,8 @@
 //!
 //! There are four transactions, each of which may be empty:
 //!
-//! 1. Code points that lose their class, or whose class changes its meaning, go to class 0, the
-//!    shared queue.
+//! 1. Code points go to class 0, the shared queue, if they lose their class or if their class
+//!    changes its meaning.
 //! 2. Classes are mapped to queues on each port.
 //! 3. Code points get their classes, and ports their maps.
 //! 4. Queues get their schedulers, and unused schedulers are deleted.

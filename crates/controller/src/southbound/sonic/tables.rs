@@ -116,12 +116,12 @@ fn map(tables: &Tables, key: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     Ok(all)
 }
 
-/// Class of each code point that has one.
+/// Returns the class of each code point that has one.
 pub(super) fn classes(tables: &Tables) -> Result<BTreeMap<u8, u8>, Unfit> {
     map(tables, &dscp_map())
 }
 
-/// Queue of each class in the map with this name.
+/// Returns the queue of each class in the map with this name.
 pub(super) fn queues(tables: &Tables, name: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     map(tables, &format!("TC_TO_QUEUE_MAP|{name}"))
 }
@@ -135,7 +135,7 @@ fn stamp(tables: &Tables) -> Result<Stamp, Unfit> {
     Ok(at(STAMP)?.max(at(OLD_STAMP)?))
 }
 
-/// Scheduler of a queue, if it has one.
+/// Returns the scheduler of a queue, if it has one.
 pub(super) fn scheduler_of<'a>(tables: &'a Tables, port: &str, queue: u8) -> Option<&'a str> {
     get(tables, &format!("QUEUE|{port}|{queue}"), "scheduler").map(name)
 }

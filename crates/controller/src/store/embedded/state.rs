@@ -10,9 +10,9 @@ use super::super::contract::{
 };
 use super::file::Content;
 
-/// Most changes kept for watches.
+/// Largest number of changes that are kept for watches.
 pub(super) const HISTORY_CHANGES_MAX: usize = 4_096;
-/// Most bytes of keys and values kept for watches.
+/// Largest number of bytes of keys and values that are kept for watches.
 pub(super) const HISTORY_BYTES_MAX: usize = 64 << 20;
 
 /// An entry and its lease.
@@ -159,12 +159,12 @@ impl State {
         self.leases.get(&id).is_some_and(|lease| now < lease.ends)
     }
 
-    /// When the next lease ends.
+    /// Returns the time at which the next lease ends.
     pub(super) fn next_end(&self) -> Option<Instant> {
         self.leases.values().map(|lease| lease.ends).min()
     }
 
-    /// Leases that have ended, in the order of their ends.
+    /// Returns the leases that have ended, in the order of their ends.
     pub(super) fn ended(&self, now: Instant) -> Vec<LeaseId> {
         let ended = self.leases.iter().filter(|(_, lease)| lease.ends <= now);
         let mut ended: Vec<_> = ended.map(|(id, lease)| (lease.ends, *id)).collect();
@@ -177,14 +177,14 @@ impl State {
         self.leases.entry(id).and_modify(|lease| lease.ends = lease.ends.min(now));
     }
 
-    /// Effect of a lease's end.
+    /// Returns the effect of a lease's end.
     pub(super) fn plan_end(&self, id: LeaseId) -> Batch {
         let keys = self.leases.get(&id).map(|lease| lease.keys.clone()).unwrap_or_default();
         let writes = keys.into_iter().map(|key| (key, None)).collect();
         Batch { revision: self.content.revision + 1, writes }
     }
 
-    /// Effect of ending all leases found in the file.
+    /// Returns the effect of ending all leases that were in the file.
     pub(super) fn plan_restart(&self) -> Batch {
         let leased = self.content.entries.values().filter(|held| held.lease.is_some());
         let writes = leased.map(|held| (held.entry.key.clone(), None)).collect();

@@ -56,7 +56,7 @@ const PAGE: i64 = 256;
 const MESSAGE_BYTES_MAX: usize = 512 << 20;
 /// Largest number of attempts at a listing. A compaction ends an attempt.
 const LISTINGS_MAX: usize = 5;
-/// Changes that wait for a watch's receiver.
+/// Number of changes that may wait for a watch's receiver.
 const WATCH_CHANGES: usize = 64;
 /// Longest lease in seconds, as in etcd.
 const LEASE_SECONDS_MAX: i64 = 9_000_000_000;

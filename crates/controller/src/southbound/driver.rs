@@ -13,7 +13,6 @@ use crate::Stamp;
 /// [`Capabilities::classes`] of a switch without classes: the number of code points.
 pub const ONE_STEP: u8 = 64;
 
-/// Capabilities of a switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
     /// Queues of a port, including the shared one.
@@ -66,7 +65,6 @@ pub struct SwitchState {
     pub left_out: BTreeMap<String, String>,
 }
 
-/// A single change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Change {
@@ -83,7 +81,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The port that changes.
+    /// Name of the port that changes.
     #[must_use]
     pub fn port(&self) -> &str {
         match self {
@@ -132,14 +130,13 @@ pub struct PortInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// The switch is unreachable for now.
+    /// The switch is temporarily unreachable.
     #[error("switch {switch}: cannot be reached: {problem}")]
     Unreachable { switch: String, problem: String },
     /// The switch refused a change.
     #[error("switch {switch}: refused {change}: {problem}")]
     Refused {
         switch: String,
-        /// The refused change.
         change: String,
         /// The switch's message.
         problem: String,
@@ -170,14 +167,13 @@ pub enum DriverError {
     Beyond {
         switch: String,
         what: String,
-        /// The switch's limit.
         limit: String,
         remedy: String,
     },
 }
 
 impl DriverError {
-    /// Checks that the stamp `told` is not older than what the switch `has`.
+    /// Checks that the stamp `told` is not older than the switch's stamp `has`.
     pub(crate) fn fence(switch: &str, has: Stamp, told: Stamp) -> Result<(), Self> {
         if told >= has {
             return Ok(());

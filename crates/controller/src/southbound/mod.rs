@@ -1,4 +1,4 @@
-//! Drivers of switches: one trait, several kinds of switches.
+//! Drivers of switches. All kinds of switches share one trait.
 //!
 //! # Problem
 //!

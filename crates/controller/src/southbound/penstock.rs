@@ -1,4 +1,5 @@
-//! Driver of a Penstock daemon as a switch: `penstock host run` with `[switch]` in its file.
+//! Driver of a Penstock daemon as a switch. The daemon is `penstock host run` with `[switch]` in
+//! its file.
 //!
 //! Each call sends one request on its own connection. The driver reads the certificates for each
 //! connection, so they may change. The daemon ([`crate::switch`]) compares stamps and applies a
@@ -28,7 +29,6 @@ const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 /// Largest number of queues of a port.
 const QUEUES_MAX: u8 = 64;
 
-/// Address of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// The daemon's socket on this machine. Only the socket's owner can open it.
@@ -37,7 +37,7 @@ pub enum Address {
     Tcp(String, Tls),
 }
 
-/// PEM files, read for each connection.
+/// PEM files. The driver reads them for each connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
     /// CA of the switch's certificate.

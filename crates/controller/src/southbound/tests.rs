@@ -1,4 +1,4 @@
-//! Checks before a switch is changed.
+//! Tests of the checks before a switch is changed.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ async fn tenants_on_more_sets_of_ports_than_there_are_classes_share_the_classes_
     }
     assert_eq!(truth.ports["0"].map[&12], 3, "a port without it says the same");
 
-    // A code point that leaves the switch leaves all its ports.
+    // If a code point leaves the switch, it leaves all ports.
     let fewer = tenants(11);
     let changes = missing(&switch, &fewer).await.expect("answers");
     switch.apply(Stamp::default(), &changes).await.expect("possible");

@@ -308,7 +308,7 @@ impl GnmiSwitch {
     /// target.
     ///
     /// # Errors
-    /// As [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
+    /// The errors are those of [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
     #[doc(hidden)]
     pub fn rehearse(
         &self,

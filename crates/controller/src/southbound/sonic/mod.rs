@@ -72,7 +72,7 @@ pub struct SonicSwitch {
     endpoint: Endpoint,
     settings: Settings,
     ports: Vec<String>,
-    /// Ports left out at the last read, with the reason.
+    /// Ports that the last read left out, with the reason.
     left_out: Mutex<BTreeMap<String, String>>,
 }
 
@@ -275,7 +275,7 @@ impl SonicSwitch {
     /// before and after. It needs no switch. After an error, the entries are unchanged.
     ///
     /// # Errors
-    /// As [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
+    /// The errors are those of [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
     #[doc(hidden)]
     pub fn rehearse(
         &self,

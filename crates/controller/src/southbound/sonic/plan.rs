@@ -68,7 +68,7 @@ impl Op {
         }
     }
 
-    /// The command and its arguments.
+    /// Returns the command's name and its arguments.
     pub(super) fn arguments(&self) -> Vec<&str> {
         match self {
             Self::Set(key, fields) => {
@@ -85,7 +85,7 @@ impl Op {
 }
 
 impl fmt::Display for Op {
-    /// The command as a line for a shell.
+    /// Writes the command as a line for a shell.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "redis-cli -n {}", self.database())?;
         self.arguments().iter().try_for_each(|text| write!(f, " {}", quoted(text)))

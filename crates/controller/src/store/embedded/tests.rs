@@ -172,7 +172,7 @@ async fn a_watch_of_what_is_no_longer_kept_ends_with_compacted() {
     let mut late = store.watch("", Revision(1)).await.unwrap();
     let Some(Err(StoreError::Compacted(kept))) = late.recv().await else { panic!("not compacted") };
     assert_eq!(late.recv().await, None);
-    // The kept history begins where the error says, and is complete.
+    // The history in memory begins at the error's revision and is complete.
     let mut kept = store.watch("", kept).await.unwrap();
     for n in 0..state::HISTORY_CHANGES_MAX {
         let Some(Ok(Change::Put(entry))) = kept.recv().await else { panic!("change {n}") };

@@ -167,6 +167,7 @@ pub enum DriverError {
     Beyond {
         switch: String,
         what: String,
+        /// The limit of the switch that the request exceeds.
         limit: String,
         remedy: String,
     },

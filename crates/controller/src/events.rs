@@ -1,6 +1,6 @@
-//! The last events, in memory, for operators.
+//! Keeps the last events in memory for operators.
 //!
-//! Metrics count and logs keep everything. This list is what an operator asks for first.
+//! Metrics count events, and logs keep all of them. An operator reads this list first.
 
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::Stamp;
 
-/// Number of events that are kept.
+/// Largest number of events in memory.
 pub const EVENTS_MAX: usize = 1_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// Normal operation.
+    /// The event is part of normal operation.
     Info,
-    /// An operator should look at it.
+    /// An operator should look at the event.
     Warning,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Ascending number, from 1.
+    /// Number of the event, from 1 in ascending order.
     pub number: u64,
     /// Milliseconds since 1970 by this machine's clock.
     pub at_ms: u64,
@@ -32,7 +32,7 @@ pub struct Event {
     pub severity: Severity,
     /// Kind, such as `promoted`, `refused` or `drift`.
     pub kind: String,
-    /// Name of a tenant, host or switch; empty for the controller itself.
+    /// Name of a tenant, host or switch. Empty for the controller itself.
     pub subject: String,
     pub text: String,
 }
@@ -73,13 +73,13 @@ impl Events {
         });
     }
 
-    /// All kept events, oldest first.
+    /// Returns all events in memory, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &Event> {
         self.list.iter()
     }
 }
 
-/// Milliseconds since 1970; 0 if the clock is before that.
+/// Returns the milliseconds since 1970. Returns 0 if the clock is before 1970.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "people want to know at what time of day it was")]
 pub fn now_ms() -> u64 {

@@ -1,10 +1,14 @@
-//! Tenants with their placements, scores and queues: the leader's knowledge, and the decision of an
-//! interval.
+//! The leader's state of the fabric, and the decision of an interval. The state has tenants with
+//! their placements, scores and queues.
 //!
-//! Nothing here uses a clock, a disk or the network. Events come in, decisions go out. The caller
-//! stores a change before it carries it out. A change that was not stored did not happen.
+//! # Approach
 //!
-//! Source: QShare §IV, §V.
+//! This module uses no clock, disk or network. It receives events and returns decisions. The caller
+//! stores a change before it carries it out. If the store fails, the caller drops the change.
+//!
+//! # Source
+//!
+//! The decision follows QShare §IV and §V.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +52,7 @@ pub enum ChangeRefused {
     #[error("tenant {name}: {refusal}")]
     NoPlace {
         name: String,
-        /// The reason, and what would fit.
+        /// The reason, and a request that would fit.
         refusal: Box<Refusal>,
     },
     /// The tenant cannot grow in this way.
@@ -57,7 +61,7 @@ pub enum ChangeRefused {
     /// The request is invalid.
     #[error(transparent)]
     Intent(#[from] IntentError),
-    /// A stored placement does not fit the present topology.
+    /// A stored placement does not fit into the present topology.
     #[error(
         "tenant {name}: {problem}; add the missing part of the topology again, or remove the tenant"
     )]
@@ -82,21 +86,21 @@ pub struct Used {
     pub received: BitsPerSecond,
 }
 
-/// Measurements of an interval, by server.
+/// Measurements of an interval. The key is the server.
 pub type Usage = BTreeMap<NodeId, Vec<Used>>;
 
-/// Usage of a tenant, derived from the measurements of an interval.
+/// Usage of a tenant. It follows from the measurements of an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Sent by all of its VMs in bit/s.
+    /// Rate that all of the tenant's VMs sent, in bit/s.
     pub sent: u64,
-    /// Received by all of its VMs in bit/s.
+    /// Rate that all of the tenant's VMs received, in bit/s.
     pub received: u64,
-    /// Largest used fraction of the guarantee on any server, in thousandths.
+    /// Largest used fraction of the tenant's guarantee on any server, in thousandths.
     pub used_permille: u64,
 }
 
-/// The leader's state of the fabric. See the module documentation.
+/// The leader's state of the fabric.
 #[derive(Clone, Debug)]
 pub struct Fabric {
     datacenter: Datacenter,
@@ -107,7 +111,8 @@ pub struct Fabric {
     measured: BTreeMap<TenantSlot, Measured>,
     /// The tenants with VMs on each server.
     present: BTreeMap<NodeId, BTreeSet<TenantSlot>>,
-    /// Removed tenants that still have queues. Their slots are not reused until these are released.
+    /// Removed tenants that still have queues. Their slots are not reused until these queues are
+    /// released.
     leaving: BTreeMap<TenantSlot, Leaving>,
 }
 
@@ -115,12 +120,13 @@ pub struct Fabric {
 #[derive(Clone, Debug, Default)]
 struct Leaving {
     links: Vec<(LinkId, Need)>,
-    /// Hosts that may still mark with the tenant's code point. Its queues stay until there is none.
+    /// Hosts that may still mark with the tenant's code point. The tenant's queues stay until there
+    /// is no such host.
     marking: BTreeSet<NodeId>,
 }
 
 impl Fabric {
-    /// A datacenter without tenants.
+    /// Creates the state of a datacenter without tenants.
     ///
     /// # Errors
     /// The settings are invalid.
@@ -144,7 +150,7 @@ impl Fabric {
         })
     }
 
-    /// Placements and reservations.
+    /// Returns the placements and reservations.
     #[must_use]
     pub fn datacenter(&self) -> &Datacenter {
         &self.datacenter
@@ -160,7 +166,7 @@ impl Fabric {
         &self.binding
     }
 
-    /// All tenants, ordered by name.
+    /// Returns all tenants, ordered by name.
     pub fn tenants(&self) -> impl Iterator<Item = (&str, TenantSlot, &Tenant)> {
         let tenant = |slot: &TenantSlot| self.datacenter.tenant(*slot);
         self.slots
@@ -173,7 +179,7 @@ impl Fabric {
         self.slots.get(name).copied()
     }
 
-    /// Name of a tenant; empty if the slot has none.
+    /// Returns the name of a tenant. The name is empty if the slot has no tenant.
     #[must_use]
     pub fn name(&self, slot: TenantSlot) -> &str {
         self.specs.get(&slot).map_or("", |spec| spec.name.as_str())
@@ -242,8 +248,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Removes a tenant. Its queues are released in the first pass after [`Self::stopped_marking`]
-    /// was called for all of its hosts.
+    /// Removes a tenant. The first pass after [`Self::stopped_marking`] was called for all of the
+    /// tenant's hosts releases its queues.
     ///
     /// # Errors
     /// There is no such tenant.
@@ -260,7 +266,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Frees the slots of removed tenants whose queues were released.
+    /// Frees the slots of removed tenants that no longer have queues.
     fn free_slots(&mut self) {
         let Self { leaving, binding, datacenter, .. } = self;
         leaving.retain(|slot, _| {
@@ -272,7 +278,7 @@ impl Fabric {
         });
     }
 
-    /// Notes the hosts that do not mark for removed tenants any more.
+    /// Notes the hosts that no longer mark for removed tenants.
     pub fn stopped_marking(&mut self, stopped: impl Fn(NodeId) -> bool) {
         for leaving in self.leaving.values_mut() {
             leaving.marking.retain(|server| !stopped(*server));
@@ -282,7 +288,7 @@ impl Fabric {
     /// Adds `more` VMs of a class to a tenant.
     ///
     /// # Errors
-    /// The tenant cannot grow; it then keeps what it has.
+    /// The tenant cannot grow. It then keeps its VMs.
     pub fn grow(
         &mut self,
         name: &str,
@@ -302,7 +308,7 @@ impl Fabric {
         Ok((moved, self.record(slot)))
     }
 
-    /// Changes a node's state. With `evacuate`, its tenants move.
+    /// Changes a node's state. If `evacuate` is true, its tenants move.
     ///
     /// # Errors
     /// There is no such node.
@@ -324,7 +330,7 @@ impl Fabric {
         Ok(moves)
     }
 
-    /// The stored form of a tenant.
+    /// Returns the stored form of a tenant.
     #[must_use]
     pub fn record(&self, slot: TenantSlot) -> TenantRecord {
         let names = Names(self.topology());
@@ -338,7 +344,7 @@ impl Fabric {
 
     fn request(&self, spec: &TenantSpec) -> Result<Request, ChangeRefused> {
         let names = Names(self.topology());
-        // A reference to a removed tenant has no effect.
+        // A reference to a removed tenant has no effect, so it is left out.
         let others = |list: &[(String, usize)]| {
             list.iter().filter_map(|(name, layer)| Some((self.slot(name)?, *layer))).collect()
         };
@@ -368,7 +374,7 @@ impl Fabric {
     }
 
     /// Runs a binding pass by scores. `reachable` says whether a server or switch can be reached.
-    /// With `hold`, tenants get or lose queues only if they must.
+    /// If `hold` is true, tenants get or lose queues only if they must.
     pub fn rebind(&mut self, reachable: impl Fn(NodeId) -> bool, hold: bool) -> Pass {
         self.with_candidates(reachable, hold, |binding, topology, candidates| {
             binding.pass(topology, candidates)
@@ -406,14 +412,14 @@ impl Fabric {
         change(binding, topology, &candidates)
     }
 
-    /// Ends an interval: updates scores and usage.
+    /// Ends an interval. It updates scores and usage.
     pub fn follow(&mut self, usage: &Usage) {
         let mut of_tenant: BTreeMap<TenantSlot, Vec<HostUsage>> = BTreeMap::new();
         for (server, used) in usage {
             for used in used {
                 let Some(slot) = self.slots.get(&used.tenant) else { continue };
                 let Some(tenant) = self.datacenter.tenant(*slot) else { continue };
-                // Usage reported for VMs that are not there was measured before they moved.
+                // If the server has no such VMs, the usage was measured before they moved.
                 let vms = tenant.placement.vms_on(*server);
                 let (sent, received) = (used.sent, used.received);
                 of_tenant.entry(*slot).or_default().push(HostUsage { vms, sent, received });
@@ -447,15 +453,15 @@ impl Fabric {
         Ok(())
     }
 
-    /// Adds the reservations of all tenants, so that ports have weights before the first pass.
+    /// Adds the reservations of all tenants. Ports then have weights before the first pass.
     pub fn reserve_all(&mut self) {
         let Self { datacenter, binding, .. } = self;
         let all = datacenter.tenants().map(|(slot, t)| (slot, t.placement.entry.links.as_slice()));
         binding.reserve_all(datacenter.topology(), all);
     }
 
-    /// Adds the reservations of a tenant that arrived, grew or moved and had `before`. Returns the
-    /// steps that set new weights.
+    /// Adds the reservations of a tenant that arrived, grew or moved. `before` are its earlier
+    /// reservations. Returns the steps that set new weights.
     pub fn reserve(&mut self, slot: TenantSlot, before: &[(LinkId, Need)]) -> Vec<Step> {
         let Self { datacenter, binding, .. } = self;
         let Some(tenant) = datacenter.tenant(slot) else { return Vec::new() };
@@ -463,19 +469,19 @@ impl Fabric {
         binding.reserve(datacenter.topology(), slot, before, now)
     }
 
-    /// Links of a tenant, and its reservations there.
+    /// Returns the links of a tenant, and its reservations there.
     #[must_use]
     pub fn links(&self, slot: TenantSlot) -> &[(LinkId, Need)] {
         let tenant = self.datacenter.tenant(slot);
         tenant.map_or(&[][..], |tenant| tenant.placement.entry.links.as_slice())
     }
 
-    /// Restores a binding from before a pass that was rolled back.
+    /// Restores the binding from before a pass that was rolled back.
     pub fn put_back(&mut self, binding: Binding) {
         self.binding = binding;
     }
 
-    /// The stored form of the binding.
+    /// Returns the stored form of the binding.
     #[must_use]
     pub fn binding_record(&self, stamp: Stamp) -> BindingRecord {
         let names = Names(self.topology());
@@ -488,7 +494,7 @@ impl Fabric {
         }
     }
 
-    /// Intended state of a port.
+    /// Returns the intended state of a port.
     #[must_use]
     pub fn port(&self, port: Port) -> PortState {
         let settings = self.binding.settings();
@@ -508,15 +514,15 @@ impl Fabric {
         PortState { weights, map }
     }
 
-    /// Code point of a tenant; 0 if it shares queue 0. A tenant that moved away from its queues
-    /// shares queue 0 until the next pass.
+    /// Returns the code point of a tenant, or 0 if it shares queue 0. If a tenant has moved away
+    /// from its queues, it shares queue 0 until the next pass.
     #[must_use]
     pub fn dscp(&self, slot: TenantSlot) -> u8 {
         let bound = self.binding.of(slot).filter(|_| self.binding.covers(slot, self.links(slot)));
         bound.map_or(0, |bound| bound.dscp)
     }
 
-    /// The ports through which a node sends.
+    /// Returns the ports through which a node sends.
     #[must_use]
     pub fn ports_of(&self, node: NodeId) -> Vec<Port> {
         let topology = self.topology();
@@ -548,7 +554,8 @@ impl Fabric {
     }
 }
 
-/// Largest used fraction of a guarantee on any server, in thousandths, at most 1,000.
+/// Returns the largest used fraction of a guarantee on any server, in thousandths. It is at most
+/// 1,000.
 fn used_permille(hose: &penstock_fabric::hose::Hose, hosts: &[HostUsage]) -> u64 {
     let payment = penstock_fabric::score::payment(hose);
     let used = u128::from(score(hose, hosts)) * 1000;

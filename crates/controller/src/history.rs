@@ -1,13 +1,15 @@
-//! Usage of tenants in the last intervals, in memory, for the graphs of the page.
+//! Keeps the usage of tenants in the last intervals in memory, for the graphs of the web page.
 //!
-//! Every tenant gets one sample per interval, so its samples are those of the most recent
-//! intervals. Removed tenants are forgotten. A new leader starts with an empty history, because
-//! monitoring keeps the past and this serves a page that was just opened.
+//! # Approach
+//!
+//! Every tenant gets one sample in each interval, so its samples are those of the most recent
+//! intervals. Samples of removed tenants are deleted. A new leader starts with an empty history,
+//! because a monitoring system keeps the past. This history serves a page that was just opened.
 //!
 //! # Cost
 //!
-//! At most [`INTERVALS_MAX`] intervals and [`SAMPLES_MAX`] samples of 40 bytes (40 MB). With more
-//! than 3,333 tenants, fewer intervals are kept.
+//! The history has at most [`INTERVALS_MAX`] intervals and [`SAMPLES_MAX`] samples of 40 bytes (40
+//! MB). If there are more than 3,333 tenants, it has fewer intervals.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,23 +17,23 @@ use serde_json::{Value, json};
 
 /// Largest number of intervals.
 pub const INTERVALS_MAX: usize = 300;
-/// Largest number of samples, of all tenants together.
+/// Largest number of samples of all tenants together.
 pub const SAMPLES_MAX: usize = 1_000_000;
-/// Largest number of samples in a view of all tenants: about 2 MB as JSON.
+/// Largest number of samples in a view of all tenants. This is about 2 MB as JSON.
 pub const SHOWN_MAX: usize = 60_000;
 
-/// A tenant in one interval.
+/// Usage of a tenant in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Sent by all of its VMs in bit/s.
+    /// Rate that all of the tenant's VMs sent, in bit/s.
     pub sent: u64,
-    /// Received by all of its VMs in bit/s.
+    /// Rate that all of the tenant's VMs received, in bit/s.
     pub received: u64,
     /// Smoothed score in bit/s.
     pub score: u64,
-    /// Largest used fraction of its guarantee, in thousandths.
+    /// Largest used fraction of the tenant's guarantee, in thousandths.
     pub used_permille: u64,
-    /// Code point; 0 if it shared queue 0.
+    /// Code point of the tenant. 0 if it shared queue 0.
     pub dscp: u8,
 }
 
@@ -53,7 +55,8 @@ struct Line {
 }
 
 impl History {
-    /// Adds an interval that ended at `at_ms` (since 1970), with a sample per tenant.
+    /// Adds an interval that ended at `at_ms`, in milliseconds since 1970, with a sample for each
+    /// tenant.
     pub fn push<'a>(&mut self, at_ms: u64, samples: impl Iterator<Item = (&'a str, Sample)>) {
         self.intervals += 1;
         let now = self.intervals;
@@ -74,8 +77,8 @@ impl History {
         self.times.drain(..self.times.len().saturating_sub(most));
     }
 
-    /// The samples of one tenant, or the last ones of all tenants if the name is empty, as columns.
-    /// `None` if there is no such tenant.
+    /// Returns the samples of one tenant as columns. If the name is empty, returns the last samples
+    /// of all tenants. `None` if there is no such tenant.
     #[must_use]
     pub fn view(&self, name: &str, interval_ms: u64) -> Option<Value> {
         let most = match name {

@@ -1,14 +1,14 @@
-//! Plans for hosts.
+//! Plans that a controller sends to hosts.
 //!
 //! # Problem
 //!
 //! Hosts mark packets, and their uplinks have the first queues that a packet meets. A host
-//! therefore needs to know its tenants and its own port, and must confirm changes.
+//! therefore needs to know its tenants and the state of its own ports. It must confirm changes.
 //!
 //! # Approach
 //!
-//! A plan contains everything for the host, never a difference. A host that was away is up to date
-//! with the next plan. A host refuses a plan with a lower stamp than its present one.
+//! A plan contains everything for the host, never a difference. If a host was away, the next plan
+//! makes it up to date. A host refuses a plan with a lower stamp than that of its present plan.
 
 use std::collections::BTreeMap;
 
@@ -23,16 +23,16 @@ use crate::southbound::PortState;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostTenant {
     pub name: String,
-    /// Code point of its VMs' packets; 0 if it has no queue of its own.
+    /// Code point of the tenant's packets. 0 if the tenant has no queue of its own.
     pub dscp: u8,
-    /// Number of its VMs on the host.
+    /// Number of the tenant's VMs on the host.
     pub vms: u32,
-    /// Sum of their guaranteed sending rates in bit/s.
+    /// Sum of these VMs' guaranteed sending rates in bit/s.
     pub send: u64,
-    /// Sum of their guaranteed receiving rates in bit/s.
+    /// Sum of these VMs' guaranteed receiving rates in bit/s.
     pub recv: u64,
-    /// With code point 0, the limit in the shared queue, in thousandths of both guarantees. Less
-    /// than 1000 counts as 1000.
+    /// Limit in the shared queue, in thousandths of both guarantees, if the code point is 0. A
+    /// value below 1000 counts as 1000.
     #[serde(default)]
     pub headroom_permille: u32,
 }
@@ -44,7 +44,7 @@ pub struct HostPlan {
     pub stamp: Stamp,
     /// Tenants, ordered by name.
     pub tenants: Vec<HostTenant>,
-    /// State of the host's ports into the fabric, by the switch at the other end.
+    /// State of the host's ports into the fabric. The key is the switch at the other end.
     pub uplinks: BTreeMap<String, PortState>,
 }
 
@@ -58,31 +58,31 @@ impl crate::saved::Stamped for HostPlan {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// Its agent is not connected.
+    /// The host's agent is not connected.
     #[error("host {0}: its agent is not connected; it gets the plan when it is")]
     Away(String),
-    /// It did not answer in time.
+    /// The host did not answer in time.
     #[error("host {host}: no answer within {millis} ms")]
     Silent {
         host: String,
         /// Time limit in milliseconds.
         millis: u64,
     },
-    /// It failed.
+    /// The host could not apply the plan.
     #[error("host {host}: {problem}")]
     Failed {
         host: String,
         /// The host's error message.
         problem: String,
     },
-    /// It has a plan with a later stamp.
+    /// The host has a plan with a later stamp.
     #[error(
         "host {host}: has decision {has}, so {told} is too late; another controller leads, or the \
          store is an older copy: `penstock controller epoch --at-least {}`", .has.next_epoch()
     )]
     Fenced {
         host: String,
-        /// Stamp of its present plan.
+        /// Stamp of the host's present plan.
         has: Stamp,
         /// Stamp of the refused plan.
         told: Stamp,

@@ -1,5 +1,5 @@
 //! Stored records of tenants and of the binding. They use names and are therefore independent of
-//! any numbering.
+//! the numbering of nodes and tenants.
 //!
 //! # Problem
 //!
@@ -7,8 +7,8 @@
 //!
 //! # Approach
 //!
-//! Records name servers and switches; a link is identified by its two ends. Records are JSON with a
-//! version. A record of another version is refused.
+//! Records contain the names of servers and switches. A link is identified by its two ends. Records
+//! are JSON with a version. The program refuses a record of another version.
 //!
 //! | Key | Value |
 //! |---|---|
@@ -17,8 +17,8 @@
 //! | `penstock/bound/EPOCH.GENERATION/SHARD` | a part of a binding: an array of [`BoundRecord`] |
 //! | `penstock/history/EPOCH.GENERATION` | heads of the last completed bindings |
 //! | `penstock/mode` | [`Mode`] |
-//! | `penstock/epochs` | added to the store's revision to make an epoch; 0 if absent |
-//! | `penstock/leader/...` | the election; see [`crate::store`] |
+//! | `penstock/epochs` | difference between an epoch and the store's revision; 0 if absent |
+//! | `penstock/leader/...` | the election ([`crate::store`]) |
 
 use core::fmt;
 
@@ -45,19 +45,19 @@ pub const BOUND: &str = "penstock/bound/";
 pub const HISTORY: &str = "penstock/history/";
 /// Key of the controller's mode.
 pub const MODE: &str = "penstock/mode";
-/// Key of the number that is added to an election's revision to make an epoch.
+/// Key of the difference between an epoch and its election's revision.
 pub const EPOCHS: &str = "penstock/epochs";
 /// Prefix of the election's keys.
 pub const LEADER: &str = "penstock/leader/";
 
-/// What the controller may do.
+/// Mode of the controller. It limits the changes that the controller may make.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// It decides and carries out its decisions.
+    /// The controller decides and carries out its decisions.
     #[default]
     Active,
-    /// It decides and reports what it would do, but changes no switches or hosts.
+    /// The controller decides and reports its decisions, but changes no switches or hosts.
     Observe,
     /// Bindings stay as they are. Weights and hosts follow arriving and leaving tenants.
     Hold,
@@ -89,9 +89,9 @@ pub struct ClassRecord {
 pub struct SpreadRecord {
     /// Layer of the fault domain: 0 for servers, 1 for racks, and so on.
     pub layer: usize,
-    /// Most of its VMs in one domain.
+    /// Largest number of the tenant's VMs in one domain.
     pub most_vms: Option<u32>,
-    /// Least number of domains.
+    /// Smallest number of domains with VMs of the tenant.
     pub least_domains: Option<u32>,
 }
 
@@ -102,13 +102,15 @@ pub struct TenantSpec {
     pub classes: Vec<ClassRecord>,
     #[serde(default)]
     pub spread: Vec<SpreadRecord>,
-    /// Nodes below which its VMs must be; anywhere if empty.
+    /// Nodes below which the tenant's VMs must be. If empty, they may be anywhere.
     #[serde(default)]
     pub within: Vec<String>,
-    /// Tenants and layers: its VMs must be in the same fault domains.
+    /// Other tenants and layers. The tenant's VMs must be in the same fault domains of the layer as
+    /// the other tenant's VMs.
     #[serde(default)]
     pub near: Vec<(String, usize)>,
-    /// Tenants and layers: its VMs must not be in the same fault domains.
+    /// Other tenants and layers. The tenant's VMs must not be in the same fault domains of the
+    /// layer as the other tenant's VMs.
     #[serde(default)]
     pub apart: Vec<(String, usize)>,
 }
@@ -138,11 +140,11 @@ pub struct LinkRecord {
 /// A tenant's placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementRecord {
-    /// Name of the root of its tree.
+    /// Name of the root of the tenant's tree.
     pub root: String,
     pub shares: Vec<ShareRecord>,
     pub links: Vec<LinkRecord>,
-    /// Weighted cost when it was placed.
+    /// Weighted cost when the tenant was placed.
     pub cost: f64,
 }
 
@@ -173,9 +175,9 @@ pub struct QueueRecord {
 pub struct BoundRecord {
     pub tenant: String,
     pub dscp: u8,
-    /// Interval in which it got them.
+    /// Interval in which the tenant got the queues.
     pub since: u64,
-    /// One queue for each port of its tree.
+    /// One queue for each port of the tenant's tree.
     pub queues: Vec<QueueRecord>,
 }
 
@@ -188,7 +190,7 @@ pub struct BindingRecord {
     pub stamp: Stamp,
     /// Number of passes so far.
     pub interval: u64,
-    /// Ordered by tenant.
+    /// Queues of tenants, ordered by tenant.
     pub bound: Vec<BoundRecord>,
 }
 
@@ -199,20 +201,20 @@ pub const VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum IntentError {
-    /// Another version of the program wrote it.
+    /// Another version of the program wrote the record.
     #[error(
         "{key}: form {version} is unknown, this program reads {VERSION}; use the later program"
     )]
     Version { key: String, version: u32 },
-    /// It cannot be parsed.
+    /// The record cannot be parsed.
     #[error("{key}: {problem}; restore a copy of the store")]
     Malformed { key: String, problem: String },
-    /// It refers to something that the topology lacks.
+    /// The record refers to a node or link that the topology lacks.
     #[error(
         "{tenant}: the topology has no {what}; add it again, and drain it before you remove it"
     )]
     Missing { tenant: String, what: String },
-    /// Its hose is invalid.
+    /// The tenant's hose is invalid.
     #[error("{tenant}: {problem}")]
     Hose { tenant: String, problem: HoseError },
 }
@@ -252,7 +254,7 @@ impl Names<'_> {
 }
 
 impl TenantSpec {
-    /// The request's hose.
+    /// Returns the request's hose.
     ///
     /// # Errors
     /// The hose is invalid.
@@ -276,7 +278,7 @@ impl TenantSpec {
         self.spread.iter().map(one).collect()
     }
 
-    /// The nodes below which the tenant must be.
+    /// Returns the nodes below which the tenant must be.
     ///
     /// # Errors
     /// The topology lacks one of them.
@@ -286,7 +288,7 @@ impl TenantSpec {
 }
 
 impl PlacementRecord {
-    /// The stored form of a placement.
+    /// Returns the stored form of a placement.
     #[must_use]
     pub fn of(placement: &Placement, names: Names<'_>) -> Self {
         let share = |s: &VmShare| {
@@ -305,7 +307,7 @@ impl PlacementRecord {
         }
     }
 
-    /// The placement in the numbering of this topology.
+    /// Returns the placement in the numbering of this topology.
     ///
     /// # Errors
     /// The topology lacks a node or link.
@@ -330,7 +332,7 @@ impl PlacementRecord {
             }
         }
         let bandwidth = links.iter().map(|(_, need)| u128::from(need.larger().0)).sum();
-        // The number of tenants on its links is unknown now. It is only informational.
+        // The number of tenants on these links is unknown. It is only informational.
         let cost = Cost { bandwidth, queue: 0, overfull: 0, weighed: self.cost };
         let root = names.node(tenant, &self.root)?;
         Ok(Placement { root, shares, entry: Entry { slots, links }, cost })
@@ -338,7 +340,7 @@ impl PlacementRecord {
 }
 
 impl BoundRecord {
-    /// The stored form of a tenant's queues.
+    /// Returns the stored form of a tenant's queues.
     #[must_use]
     pub fn of(tenant: &str, bound: &Bound, names: Names<'_>) -> Self {
         let queue = |(port, queue): &(Port, u8)| {
@@ -353,7 +355,7 @@ impl BoundRecord {
         }
     }
 
-    /// The queues in the numbering of this topology.
+    /// Returns the queues in the numbering of this topology.
     ///
     /// # Errors
     /// The topology lacks a link.
@@ -371,7 +373,7 @@ impl BoundRecord {
 /// Serializes a record.
 ///
 /// # Panics
-/// Never: records are plain data.
+/// It never panics, because records are plain data.
 #[must_use]
 pub fn to_bytes<T: Serialize>(record: &T) -> Vec<u8> {
     serde_json::to_vec(record).expect("records are plain data")

@@ -1,11 +1,15 @@
-//! The fabric controller: it stores decisions of `penstock-fabric` and carries them out on switches
+//! The fabric controller. It stores decisions of `penstock-fabric` and carries them out on switches
 //! and hosts.
 //!
-//! Decisions are made in [`penstock_fabric`], which is pure. This crate has everything that needs a
-//! clock, a disk or a network: the [`store`], the drivers of switches ([`southbound`]) and the
-//! sessions of hosts ([`agents`]).
+//! # Approach
 //!
-//! Source: QShare §V-D, §VI.
+//! [`penstock_fabric`] makes decisions without side effects. This crate has the parts that need a
+//! clock, a disk or a network. They are the [`store`], the drivers of switches ([`southbound`]) and
+//! the sessions of hosts ([`agents`]).
+//!
+//! # Source
+//!
+//! The controller follows QShare §V-D and §VI.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
 
@@ -32,6 +36,6 @@ pub mod wire;
 
 pub use stamp::Stamp;
 
-/// Test doubles that this crate shares with others refer to it by this name.
+/// Test doubles that other crates share refer to this crate by this name.
 #[cfg(test)]
 extern crate self as penstock_controller;

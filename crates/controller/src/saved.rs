@@ -1,13 +1,20 @@
-//! The last plan, stored in a file.
+//! Stores the last plan in a file.
 //!
-//! A file is complete or absent: a new file is written beside it, synced and renamed. A file that
-//! is damaged, or belongs to another host or a later program, counts as absent, and its name is
-//! reported.
+//! # Problem
 //!
-//! If a plan cannot be stored, the old one is out of date and must not be applied after a restart.
-//! Its stamp must survive nevertheless, or a deposed controller would be believed. The file is then
-//! overwritten in place with the stamp alone. This is shorter and needs no space on the disk. If
-//! that fails too, the file is removed. [`Keeper`] keeps trying to store the plan.
+//! If a new plan cannot be stored, the old plan is out of date and must not be applied after a
+//! restart. The new plan's stamp must survive nevertheless, or a host would follow a deposed
+//! controller.
+//!
+//! # Approach
+//!
+//! A file is complete or absent. A new file is written beside the old one, synced and renamed. If a
+//! file is damaged, or belongs to another host or a later program, it counts as absent. The caller
+//! gets its name in an error.
+//!
+//! If a plan cannot be stored, the file is overwritten in place with the stamp alone. The stamp is
+//! shorter and needs no space on the disk. If that fails too, the file is removed. [`Keeper`]
+//! retries to store the plan.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -27,7 +34,7 @@ use crate::fnv::fnv1a;
 
 /// Version of the file format.
 const VERSION: u32 = 1;
-/// Largest file that is read, in bytes: four times the largest message.
+/// Largest file that is read, in bytes. It is four times the largest message.
 const BYTES_MAX: u64 = 4 << 20;
 /// First and longest pause between attempts to store a plan.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -36,7 +43,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 pub(crate) trait Stamped:
     Clone + Serialize + DeserializeOwned + Send + Sync + 'static
 {
-    /// Stamp of the decision from which it follows.
+    /// Stamp of the decision from which the plan follows.
     fn stamp(&self) -> Stamp;
 }
 
@@ -45,9 +52,9 @@ pub(crate) trait Stamped:
 pub(crate) enum SavedPlan<T> {
     /// There is no file.
     Nothing,
-    /// The last plan.
+    /// The file has the last plan.
     Whole(T),
-    /// Only the stamp of the last plan, which could not be stored.
+    /// The file has only the stamp of the last plan, because the plan could not be stored.
     Stamp(Stamp),
 }
 
@@ -156,7 +163,7 @@ impl<T: Stamped> Saved<T> {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");
         let new = PathBuf::from(name);
-        // Remove whatever is there: a link could lead to another user's file.
+        // This removes any file of this name, because a link could lead to another user's file.
         match fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -168,7 +175,8 @@ impl<T: Stamped> Saved<T> {
         self.sync_folder()
     }
 
-    /// Overwrites the file in place, which works on a full disk. A torn file counts as absent.
+    /// Overwrites the file in place. This works on a full disk. A partly written file counts as
+    /// absent.
     fn write_over(&self, stamp: Stamp) -> io::Result<()> {
         let text = self.text(None, Some(stamp))?;
         let mut options = OpenOptions::new();
@@ -187,7 +195,7 @@ impl<T: Stamped> Saved<T> {
         }
     }
 
-    /// A name is on the disk only when its directory is synced.
+    /// Syncs the directory. Without this, a new name may not be on the disk.
     fn sync_folder(&self) -> io::Result<()> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
@@ -198,7 +206,7 @@ impl<T: Stamped> Saved<T> {
 #[derive(Clone, Debug)]
 pub(crate) struct Keeper<T> {
     saved: Saved<T>,
-    /// Held while the file is written.
+    /// This lock is held while the file is written.
     writing: Arc<Mutex<()>>,
     /// The plan in force, if it is not in the file.
     owed: watch::Sender<Option<T>>,
@@ -214,7 +222,7 @@ impl<T: Stamped> Keeper<T> {
         self.saved.load().await
     }
 
-    /// As [`Saved::keep`]. [`Self::make_up`] retries a plan that was not stored.
+    /// Stores a plan like [`Saved::keep`]. If this fails, [`Self::make_up`] retries.
     pub(crate) async fn keep(&self, plan: T) -> Result<Option<String>, String> {
         let _writing = self.writing.lock().await;
         let kept = self.saved.keep(plan.clone()).await;
@@ -227,7 +235,7 @@ impl<T: Stamped> Keeper<T> {
         self.owed.borrow().as_ref().map(T::stamp)
     }
 
-    /// Retries at growing intervals and reports when the plan is stored. Never returns.
+    /// Retries at growing intervals and reports when the plan is stored. This future never ends.
     pub(crate) async fn make_up(self, mut kept: impl FnMut(Stamp)) {
         let mut owes = self.owed.subscribe();
         loop {
@@ -336,7 +344,7 @@ mod tests {
             (saved.load().await, named().as_str()),
             (Ok(SavedPlan::Whole(plan(1))), "precious")
         );
-        // The same if there is no room for a new file: the old one is overwritten.
+        // If there is no room for a new file, the old file is overwritten too.
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(&precious, &path).unwrap();
         fs::create_dir(folder.join("plan.new")).unwrap();
@@ -349,7 +357,7 @@ mod tests {
     async fn a_plan_of_before_is_removed_where_not_even_the_stamp_can_be_written() {
         let folder = folder("unwritten");
         let path = folder.join("plan");
-        // This name leads nowhere. It can be removed but not written.
+        // This link leads to no file. It can be removed but not written.
         std::os::unix::fs::symlink(folder.join("no/such"), &path).unwrap();
         fs::create_dir(folder.join("plan.new")).unwrap();
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));

@@ -1,17 +1,17 @@
-//! Stamps of decisions: the fence against a controller that was deposed.
+//! Stamps of decisions. They exclude a controller that was deposed.
 //!
 //! # Problem
 //!
-//! A leader that was cut off continues for a while. Its messages may arrive after those of its
+//! If a leader is cut off, it continues for a while. Its messages may arrive after those of its
 //! successor.
 //!
 //! # Approach
 //!
-//! Every message from a controller to a host or switch carries the number of its term and the
-//! number of the decision within it. The store increases the term with every election. A receiver
-//! keeps the highest stamp that it has seen and refuses lower ones. A restored or new store starts
-//! with lower numbers; an operator then raises them (`penstock controller epoch`,
-//! `docs/guides/disaster-recovery.md`).
+//! Every message from a controller to a host or switch carries a stamp. It has the number of the
+//! controller's term and the number of the decision within this term. The store increases the term
+//! with every election. A receiver keeps the highest stamp that it has seen and refuses lower ones.
+//! A restored or new store starts with lower numbers. An operator then raises them with
+//! `penstock controller epoch` (`docs/guides/disaster-recovery.md`).
 
 use std::fmt;
 
@@ -22,9 +22,10 @@ use serde::{Deserialize, Serialize};
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Stamp {
-    /// Increases with every election of a store: the store's revision plus an operator's offset.
+    /// Number of the term. It is the store's revision plus an operator's offset, so it increases
+    /// with every election of a store.
     pub epoch: u64,
-    /// Increases with every decision, from 1 in each term.
+    /// Number of the decision. It starts at 1 in each term and increases with every decision.
     pub generation: u64,
 }
 
@@ -32,7 +33,7 @@ pub struct Stamp {
 pub const EPOCH_MAX: u64 = 1 << 62;
 
 impl Stamp {
-    /// The lowest epoch whose stamps are all later than this one.
+    /// Returns the lowest epoch with stamps that are all later than this one.
     #[must_use]
     pub const fn next_epoch(self) -> u64 {
         self.epoch.saturating_add(1)

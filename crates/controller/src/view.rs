@@ -1,4 +1,4 @@
-//! Views for operators and programs in JSON, shared by the command line and the page.
+//! Views for operators and programs in JSON. The command line and the web page share them.
 //!
 //! Rates are in bit/s, fractions in thousandths if the name ends in `permille`, and times in
 //! milliseconds.
@@ -15,7 +15,7 @@ use crate::agents::Registry;
 use crate::events::now_ms;
 use crate::leader::Leader;
 
-/// State of the controller itself.
+/// Returns the state of the controller itself.
 #[must_use]
 pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -> Value {
     let (last, all, counts) = (leader.last(), leader.totals(), hosts.counts());
@@ -79,7 +79,7 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
     })
 }
 
-/// Servers, switches and links, with their reservations and use.
+/// Returns servers, switches and links, with their reservations and use.
 #[must_use]
 pub fn topology(leader: &Leader, hosts: &Registry) -> Value {
     let fabric = leader.fabric();
@@ -122,7 +122,7 @@ pub fn topology(leader: &Leader, hosts: &Registry) -> Value {
     json!({ "nodes": nodes.collect::<Vec<_>>(), "links": links.collect::<Vec<_>>() })
 }
 
-/// Measured use of the servers' own links. The use of higher links is not known.
+/// Returns the measured use of the servers' own links. The use of higher links is not known.
 fn used_by_link(leader: &Leader) -> BTreeMap<LinkId, (u64, u64)> {
     let topology = leader.fabric().topology();
     let of_server = |(server, (sent, received)): (&NodeId, &(u64, u64))| {
@@ -167,14 +167,14 @@ fn tenant_json(leader: &Leader, name: &str, slot: TenantSlot, tenant: &Tenant) -
     })
 }
 
-/// All tenants, ordered by name.
+/// Returns all tenants, ordered by name.
 #[must_use]
 pub fn tenants(leader: &Leader) -> Value {
     let tenants = leader.fabric().tenants();
     tenants.map(|(name, slot, tenant)| tenant_json(leader, name, slot, tenant)).collect()
 }
 
-/// Queues, weights and holders of all ports with tenants.
+/// Returns the queues of all ports with tenants, with their weights and the tenants that use them.
 #[must_use]
 pub fn bindings(leader: &Leader) -> Value {
     let fabric = leader.fabric();
@@ -205,20 +205,20 @@ pub fn bindings(leader: &Leader) -> Value {
     ports.filter_map(|(node, p)| port(node, p)).collect()
 }
 
-/// Usage of a tenant in the last intervals; of all tenants if the name is empty. `None` if there is
-/// no such tenant.
+/// Returns the usage of a tenant in the last intervals, or of all tenants if the name is empty.
+/// `None` if there is no such tenant.
 #[must_use]
 pub fn history(leader: &Leader, name: &str, interval_ms: u64) -> Option<Value> {
     leader.samples().view(name, interval_ms)
 }
 
-/// The last events, oldest first.
+/// Returns the last events, oldest first.
 #[must_use]
 pub fn events(leader: &Leader) -> Value {
     leader.events().iter().map(|event| json!(event)).collect()
 }
 
-/// Reasons for a tenant's present state; `None` if there is no such tenant.
+/// Returns the reasons for a tenant's present state. `None` if there is no such tenant.
 #[must_use]
 pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
     let fabric = leader.fabric();
@@ -265,7 +265,7 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
     Some(json!({ "tenant": shown, "why": why, "events": recent }))
 }
 
-/// The tenants that hold the queues that a tenant would need.
+/// Returns the tenants that have the queues that this tenant would need.
 fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
     let fabric = leader.fabric();
     let Some(tenant) = fabric.datacenter().tenant(slot) else { return Vec::new() };

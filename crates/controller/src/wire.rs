@@ -1,4 +1,4 @@
-//! Conversion of the messages in `proto/penstock/fabric/v1/fabric.proto`.
+//! Converts the messages in `proto/penstock/fabric/v1/fabric.proto`.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,21 @@ pub mod v1 {
     tonic::include_proto!("penstock.fabric.v1");
 }
 
-/// Largest message between a controller and an agent in bytes: 4,096 tenants with long names.
+/// Largest message between a controller and an agent in bytes. It has room for 4,096 tenants with
+/// long names.
 pub const AGENT_BYTES_MAX: usize = 1 << 20;
-/// Largest message between a controller and an operator in bytes: 100,000 tenants as JSON.
+/// Largest message between a controller and an operator in bytes. It has room for 100,000 tenants
+/// as JSON.
 pub const OPERATOR_BYTES_MAX: usize = 64 << 20;
-/// Most tenants in a host's report or plan.
+/// Largest number of tenants in a host's report or plan.
 pub const TENANTS_MAX: usize = 4_096;
 /// Longest name in bytes.
 pub const NAME_BYTES_MAX: usize = 63;
 /// Longest period of a report in milliseconds.
 pub const MILLIS_MAX: u64 = 3_600_000;
 
-/// An error with its causes. Transport errors have the useful information in the last one.
+/// Returns an error's text with its causes. In transport errors, the last cause has the useful
+/// information.
 #[must_use]
 pub fn describe(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

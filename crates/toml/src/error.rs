@@ -1,27 +1,27 @@
-//! What is wrong with a configuration: where, with which object, and what to do about it.
+//! Mistakes in a configuration. Each has its location, its object, the problem and a remedy.
 
 use core::fmt;
 
 use serde::Serialize;
 
-/// One mistake. `line` and `column` count from 1 and are 0 when the mistake has no place in a
-/// file (a request over the API).
+/// One mistake. `line` and `column` count from 1. They are 0 if the mistake has no location in a
+/// file, as in a request over the API.
 ///
-/// Shown as `host.toml:12:8: port "vm3": VLAN 300 is not one of tenant "red"'s (100-110); add it
-/// to [[tenant]] red `vlans` or change the port`.
+/// Its text is, for example, ``host.toml:12:8: port "vm3": VLAN 300 is not one of tenant "red"'s
+/// (100-110); add it to [[tenant]] red `vlans` or change the port``.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigError {
-    /// The file as it was named, empty without one.
+    /// Name of the file as the caller gave it. Empty if there is no file.
     pub file: String,
-    /// Line, from 1; 0 unknown.
+    /// Line, from 1. 0 means that it is unknown.
     pub line: u32,
-    /// Column in characters, from 1; 0 unknown.
+    /// Column in characters, from 1. 0 means that it is unknown.
     pub column: u32,
-    /// `port "vm3"`, `[worker]`, `file`.
+    /// The object, such as `port "vm3"`, `[worker]` or `file`.
     pub object: String,
-    /// What is wrong, with the value and, where there is one, the limit.
+    /// What is wrong. It includes the value, and the limit if there is one.
     pub problem: String,
-    /// What to do.
+    /// How to correct the mistake.
     pub remedy: String,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for ConfigError {
 
 impl core::error::Error for ConfigError {}
 
-/// Every mistake of a configuration, in the order of the file. Never empty.
+/// All mistakes of a configuration, in the order of the file. There is at least one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
 

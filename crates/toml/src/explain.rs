@@ -1,21 +1,21 @@
-//! serde's messages as problem and remedy.
+//! Converts serde's messages to a problem and a remedy.
 
 use crate::report::Hint;
 
-/// Whether serde's message is about an unknown key that looks like no known one.
+/// Whether serde's message is about an unknown key that does not resemble any known key.
 pub(crate) fn is_stray(message: &str) -> bool {
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let Some((wrong, known)) = quoted.split_first() else { return false };
     message.starts_with("unknown field") && *wrong != "type" && meant(wrong, known).is_none()
 }
 
-/// The key that serde says is missing.
+/// Returns the key that is missing, if serde's message says so.
 pub(crate) fn missing_key(message: &str) -> Option<String> {
     let key = message.strip_prefix("missing field `")?.split('`').next()?;
     Some(key.to_owned())
 }
 
-/// Turns serde's message into problem and remedy.
+/// Converts serde's message to a problem and a remedy.
 pub(crate) fn explain(message: &str, key: Option<&str>, hint: Hint) -> (String, String) {
     let at = |problem: &str| match key {
         Some(key) => format!("`{key}`: {problem}"),
@@ -62,13 +62,14 @@ pub(crate) fn unknown_remedy(wrong: &str, known: &[&str], hint: Hint) -> String 
     }
 }
 
-/// The known key that an unknown one looks like.
+/// Returns the known key that an unknown key resembles, if there is one.
 fn meant<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
     let close = known.iter().copied().filter(|name| distance(name, wrong) <= 2);
     close.min_by_key(|name| distance(name, wrong))
 }
 
-/// Edits (insert, delete, replace) between two words; for words of a few letters.
+/// Returns the number of edits (insert, delete, replace) between two words. It is slow for long
+/// words.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,5 +1,5 @@
-//! Reading configuration files, and writing them so that a crash leaves the old or the new one,
-//! never half.
+//! Reads and writes configuration files. After a crash, the file is either the old or the new one
+//! and never a part of it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::error::{ConfigError, ConfigErrors};
 use crate::read::FILE_BYTES_MAX;
 
-/// The text of a configuration file.
+/// Reads the text of a configuration file.
 pub fn read_file(path: &Path) -> Result<String, ConfigErrors> {
     let failed = |problem: String, remedy: &str| {
         let file = path.display().to_string();
@@ -27,9 +27,10 @@ pub fn read_file(path: &Path) -> Result<String, ConfigErrors> {
     }
 }
 
-/// Replaces the file's text: a temporary file beside it, synced, then renamed over it. The file's
-/// mode stays; a symbolic link is followed. What has the temporary file's name is removed, not
-/// written to: it may be a link that somebody else put there.
+/// Replaces the file's text. It writes a temporary file beside the file, syncs it, and then renames
+/// it over the file. The file's mode stays the same. It follows a symbolic link at `path`. If the
+/// name of the temporary file is in use, it removes that entry and does not write to it. The entry
+/// may be another user's link.
 pub fn save(path: &Path, text: &str) -> io::Result<()> {
     let path = fs::canonicalize(path)?;
     let mode = fs::metadata(&path)?.permissions().mode() & 0o7777;
@@ -37,7 +38,7 @@ pub fn save(path: &Path, text: &str) -> io::Result<()> {
     let temporary = path.with_file_name(format!(".{name}.penstock-{}", std::process::id()));
     let written = write_new(&temporary, text, mode).and_then(|()| fs::rename(&temporary, &path));
     if written.is_err() {
-        // The first error is the one to tell; what is left over is harmless.
+        // The caller gets the first error. If the temporary file remains, it does no harm.
         let _ = fs::remove_file(&temporary);
         return written;
     }
@@ -50,7 +51,7 @@ pub fn save(path: &Path, text: &str) -> io::Result<()> {
 fn write_new(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let create = || OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
     let mut file = match create() {
-        // Of a process that had this one's number and died, most likely.
+        // Most likely, an earlier process with the same id created this file and died.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(path)?;
             create()?

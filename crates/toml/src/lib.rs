@@ -1,19 +1,22 @@
 //! Reads TOML files for the host's configuration and for the controller's files.
 //!
 //! # Problem
-//! A wrong file must never half apply. Its author must learn of all mistakes at once, each with its
-//! line, its object, the limit and a remedy. serde stops at the first mistake.
+//!
+//! A file with a mistake must have no effect, not even a partial one. Its author needs all mistakes
+//! at once, each with its line, its object, the limit and a remedy. serde stops at the first
+//! mistake.
 //!
 //! # Approach
-//! [`read()`] checks the syntax. [`section`] and [`list`] then read each table by itself, and what
-//! they cannot read goes to the [`Report`]. The caller adds what objects say of each other. A file
-//! with any mistake yields [`ConfigErrors`] and no value.
+//!
+//! [`read()`] checks the syntax. [`section`] and [`list`] then read each table by itself and add
+//! its mistakes to the [`Report`]. The caller checks references between objects and adds their
+//! mistakes. If a file has any mistake, the result is [`ConfigErrors`] and no value.
 //!
 //! Leaf values ([`text_value!`]) check themselves when they are read. Their error text is
-//! `problem; remedy`. [`schema`] holds the parts that the JSON schemas of all files share.
+//! `problem; remedy`. [`schema`] has the parts that the JSON schemas of all files share.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
-// A user's file must not end the process; tests fail by panicking.
+// A user's file must not end the process, so only tests may panic.
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unimplemented)

@@ -1,9 +1,15 @@
-//! The objects of a text, each read by itself.
+//! Reads the objects of a text, each by itself.
 //!
-//! serde stops at an object's first mistake. To report all mistakes, the key at fault is taken out
-//! of a copy of the object, and the rest is read again. An object whose only mistakes are unknown
-//! keys is checked as if it did not have them. Objects that could be read are checked against each
-//! other even if others could not be read. A reference to a broken object is not a second mistake.
+//! # Problem
+//!
+//! serde stops at an object's first mistake.
+//!
+//! # Approach
+//!
+//! To report all mistakes, this module removes the wrong key from a copy of the object and reads
+//! the rest again. If an object has no mistakes except unknown keys, it is checked without these
+//! keys. Objects that could be read are checked against each other, even if others could not be
+//! read. A reference to a broken object is not a second mistake.
 
 use core::ops::Range;
 use std::borrow::Cow;
@@ -17,17 +23,17 @@ use crate::report::Report;
 /// A table of the text, and its value.
 #[derive(Debug)]
 pub struct Object<'a, T> {
-    /// `port "vm3"`, `[worker]`.
+    /// Name in errors, such as `port "vm3"` or `[worker]`.
     pub label: String,
-    /// Its `name`, if that much could be read.
+    /// The object's `name`, if it could be read.
     pub name: Option<String>,
-    /// `None` if a key that is known has a mistake.
+    /// Value of the table. `None` if a known key has a mistake.
     pub value: Option<T>,
-    /// `None` for a section that the text does not have.
+    /// The table in the text. `None` if the text does not have this section.
     pub table: Option<Cow<'a, Table>>,
 }
 
-/// Reports tables that are none of `known`.
+/// Reports all tables that are not in `known`.
 pub fn unknown_sections(root: &Table, known: &[&str], report: &mut Report<'_>) {
     for (key, _) in root.iter().filter(|(key, _)| !known.contains(key)) {
         let span = root.key(key).and_then(toml_edit::Key::span);
@@ -36,7 +42,7 @@ pub fn unknown_sections(root: &Table, known: &[&str], report: &mut Report<'_>) {
     }
 }
 
-/// Reads `[key]`; `None` if the text does not have it.
+/// Reads the table `[key]`. Returns `None` if the text does not have it.
 pub fn section<'a, T: DeserializeOwned>(
     root: &'a Table,
     key: &str,
@@ -57,7 +63,7 @@ pub fn section<'a, T: DeserializeOwned>(
     Some(object(label, table, report))
 }
 
-/// Reads every `[[key]]`.
+/// Reads all tables `[[key]]`.
 pub fn list<'a, T: DeserializeOwned>(
     root: &'a Table,
     key: &str,
@@ -82,7 +88,7 @@ pub fn list<'a, T: DeserializeOwned>(
     tables.map(|(at, table)| object(label(at, table), Cow::Borrowed(table), report)).collect()
 }
 
-/// Reads one object, reporting each of its keys that is wrong.
+/// Reads one object and reports each of its wrong keys.
 fn object<'a, T: DeserializeOwned>(
     label: String,
     table: Cow<'a, Table>,
@@ -90,8 +96,8 @@ fn object<'a, T: DeserializeOwned>(
 ) -> Object<'a, T> {
     let mut rest = table.as_ref().clone();
     let mut value = None;
-    // True while only unknown keys that resemble no known key were taken out. Then the rest is
-    // complete and is checked. After a misspelt key it would look incomplete.
+    // This is true while all removed keys are unknown and resemble no known key. The rest is then
+    // complete and is checked. Without a misspelt key, the rest would look incomplete.
     let mut is_whole = true;
     let mut taken_out: Vec<String> = Vec::new();
     loop {
@@ -102,7 +108,7 @@ fn object<'a, T: DeserializeOwned>(
             }
             Err(error) => {
                 is_whole &= is_stray(error.message());
-                // Each round takes something out, so it ends.
+                // Each round removes a key or an element, so the loop ends.
                 let key = error.span().and_then(|span| take_out(&mut rest, span.start));
                 let ours = missing_key(error.message()).is_some_and(|m| taken_out.contains(&m));
                 if !ours {
@@ -121,8 +127,8 @@ fn object<'a, T: DeserializeOwned>(
     Object { label, name, value, table: Some(table) }
 }
 
-/// Removes from `table` the innermost key or array element at byte `at` of the text. Returns its
-/// path, with dots between the keys.
+/// Removes the innermost key or array element at byte `at` of the text from `table`. Returns its
+/// keys with dots between them.
 fn take_out(table: &mut Table, at: usize) -> Option<String> {
     let spot = table.iter().find_map(|(name, item)| {
         let on_key = holds(table.key(name).and_then(toml_edit::Key::span), at);
@@ -142,7 +148,7 @@ fn take_out(table: &mut Table, at: usize) -> Option<String> {
     }
 }
 
-/// As [`take_out`]; an array's element has no name.
+/// Removes a key or element from a value, like [`take_out`]. An array's element has no name.
 fn take_out_of_value(value: &mut Value, at: usize) -> Option<String> {
     match value {
         Value::Array(array) => {
@@ -165,7 +171,7 @@ fn holds(span: Option<Range<usize>>, at: usize) -> bool {
     span.is_some_and(|span| span.contains(&at))
 }
 
-/// Whether byte `at` is in a key or value of a table, whose own span is only its header.
+/// Whether byte `at` is in a key or value of a table. A table's own span is only its header.
 fn span_covers(table: &Table, at: usize) -> bool {
     table.iter().any(|(name, item)| {
         holds(table.key(name).and_then(toml_edit::Key::span), at) || holds(item.span(), at)

@@ -1,4 +1,4 @@
-//! Rates as people write them: `200M`, `2.5G`, `600k`.
+//! Rates in the form that people write, such as `200M`, `2.5G` or `600k`.
 
 use core::fmt;
 use core::str::FromStr;

@@ -1,4 +1,4 @@
-//! From a text to a checked value.
+//! Converts a text to a checked value.
 
 use toml_edit::{Document, Table};
 
@@ -6,14 +6,14 @@ use crate::error::ConfigErrors;
 use crate::report::Report;
 use crate::source::Source;
 
-/// Longest file, in bytes.
+/// Length of the longest file, in bytes.
 pub const FILE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Checks the syntax of `text`, then calls `check`, which returns `None` only if it has reported
-/// why. `file` is the name of the file in errors.
+/// Checks the syntax of `text`, and then calls `check`. `check` may return `None` only if it has
+/// reported a mistake. `file` is the name of the file in errors.
 ///
 /// # Errors
-/// All mistakes of the first step that has any, in the order of the text.
+/// Returns all mistakes of the first step that has any, in the order of the text.
 pub fn read<T>(
     text: &str,
     file: &str,

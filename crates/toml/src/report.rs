@@ -1,4 +1,4 @@
-//! Mistakes of a file, with their places.
+//! Collects the mistakes of a file with their locations.
 
 use core::ops::Range;
 
@@ -6,11 +6,12 @@ use crate::error::{ConfigError, ConfigErrors};
 use crate::object::Object;
 use crate::source::{Source, span_of};
 
-/// The remedy for an unknown key beside the known ones, if the caller knows a better one than the
-/// known keys: an old key, or a key of another table.
+/// Function that returns the remedy for an unknown key. By default, the remedy lists the known
+/// keys. The function is for cases with a better remedy, such as an old key or a key of another
+/// table.
 pub type Hint = fn(wrong: &str, known: &[&str]) -> Option<String>;
 
-/// Collects mistakes and gives them their places.
+/// Collects mistakes and finds their locations.
 #[derive(Debug)]
 pub struct Report<'a> {
     source: Source<'a>,
@@ -23,7 +24,7 @@ impl<'a> Report<'a> {
         Self { source, errors: Vec::new(), hint: |_, _| None }
     }
 
-    /// Asks `hint` about unknown keys from now on.
+    /// Uses `hint` for unknown keys from now on.
     pub fn set_hint(&mut self, hint: Hint) {
         self.hint = hint;
     }
@@ -32,13 +33,13 @@ impl<'a> Report<'a> {
         self.hint
     }
 
-    /// Whether there is no mistake so far.
+    /// Whether there is no mistake yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.errors.is_empty()
     }
 
-    /// All mistakes, in the order of the text.
+    /// Returns all mistakes, in the order of the text.
     pub(crate) fn into_errors(self) -> ConfigErrors {
         let mut errors = self.errors;
         errors.sort_by_key(|error| (error.line, error.column));
@@ -56,8 +57,9 @@ impl<'a> Report<'a> {
         self.errors.extend(errors.0);
     }
 
-    /// Adds a mistake in `object` at `path`: keys and array indices with dots between them, as in
-    /// `match.dst_port` or `mac.1`. A path that does not exist has the place of its nearest parent.
+    /// Adds a mistake in `object` at `path`. The path consists of keys and array indices with dots
+    /// between them, as in `match.dst_port` or `mac.1`. If the path does not exist, the mistake has
+    /// the location of the nearest parent.
     pub fn at<T>(
         &mut self,
         object: &Object<'_, T>,

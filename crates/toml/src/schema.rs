@@ -1,30 +1,30 @@
-//! Parts that the schemas of all files are made of.
+//! The parts that the JSON schemas of all files share.
 
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-/// A kind of file by name, and the function that returns its schema.
+/// Name of a kind of file, and the function that returns its schema.
 pub type FileSchema = (&'static str, fn() -> String);
 
-/// An address and a port.
+/// Pattern of an IP address with a port.
 pub const ADDRESS: &str = "^([0-9.]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$";
 
-/// The tables of a file that no type of ours is whole.
+/// The tables of a file that has no single Rust type.
 #[derive(Debug, Default)]
 pub struct Tables(SchemaGenerator);
 
 impl Tables {
-    /// `[table]`.
+    /// Returns the schema of a single table `[table]`.
     pub fn one<T: JsonSchema>(&mut self) -> Value {
         self.0.subschema_for::<T>().into()
     }
 
-    /// `[[table]]`.
+    /// Returns the schema of an array of tables `[[table]]`.
     pub fn list<T: JsonSchema>(&mut self) -> Value {
         json!({ "type": "array", "items": self.one::<T>() })
     }
 
-    /// The file's schema: its tables, those that it must have, and rules besides.
+    /// Returns the file's schema. It has the file's tables, the required tables, and further rules.
     pub fn file(
         mut self,
         description: &str,
@@ -45,17 +45,17 @@ impl Tables {
     }
 }
 
-/// The text of a schema with rules besides.
+/// Returns the text of a schema with further rules.
 pub fn written(mut schema: Value, rules: Value) -> String {
     plain(&mut schema);
     merge(&mut schema, rules);
-    // As a schema again, which is written in the order that people read.
+    // A `Schema` writes its keys in an order that people can read easily.
     let schema = schemars::Schema::try_from(schema).unwrap_or_default();
     serde_json::to_string_pretty(&schema).unwrap_or_default() + "\n"
 }
 
-/// Makes the schema plainer. Formats such as `uint32` and `double` are none of JSON Schema's: what
-/// they say becomes a range. TOML has no null: a key that may be left out has one type.
+/// Simplifies the schema. JSON Schema does not have formats such as `uint32` and `double`, so they
+/// become ranges. TOML has no null, so an optional key has only its own type.
 fn plain(schema: &mut Value) {
     match schema {
         Value::Object(keys) => {
@@ -94,7 +94,7 @@ fn plain(schema: &mut Value) {
     }
 }
 
-/// A value of several types, each by itself with the keywords about it.
+/// Splits a value of several types. Each type gets only the keywords that concern it.
 fn one_type_each(keys: &mut Map<String, Value>, types: &[Value]) {
     keys.remove("type");
     let about = [("pattern", "string"), ("minimum", "integer"), ("maximum", "integer")];
@@ -111,7 +111,7 @@ fn one_type_each(keys: &mut Map<String, Value>, types: &[Value]) {
     keys.insert("anyOf".to_owned(), types.iter().map(one).collect());
 }
 
-/// Adds `more` to `schema`, objects key by key.
+/// Adds `more` to `schema`. It merges objects key by key.
 pub fn merge(schema: &mut Value, more: Value) {
     match (schema, more) {
         (Value::Object(keys), Value::Object(more)) => {
@@ -123,14 +123,14 @@ pub fn merge(schema: &mut Value, more: Value) {
     }
 }
 
-/// A table with all of these keys.
+/// Returns the schema of a table with all of these keys.
 pub fn has(keys: &[&str]) -> Value {
     let any: Map<String, Value> = keys.iter().map(|key| ((*key).to_owned(), true.into())).collect();
     need(keys, any.into())
 }
 
-/// A table with all of these keys, and those of `properties` as they say. `ajv` wants a key that is
-/// required named among the properties.
+/// Returns the schema of a table with all of these keys. `properties` has the schemas of some keys.
+/// `ajv` requires that the properties name each required key.
 pub fn need(keys: &[&str], properties: Value) -> Value {
     json!({ "type": "object", "properties": properties, "required": keys })
 }

@@ -1,4 +1,4 @@
-//! Where things stand in the text: from a key of an object to a line and a column.
+//! Finds locations in the text. It converts a key of an object to a line and a column.
 
 use core::ops::Range;
 
@@ -6,7 +6,7 @@ use toml_edit::{Item, Table, Value};
 
 use crate::error::ConfigError;
 
-/// A text with the beginnings of its lines.
+/// A text, and the positions at which its lines begin.
 #[derive(Debug)]
 pub(crate) struct Source<'a> {
     file: &'a str,
@@ -21,7 +21,7 @@ impl<'a> Source<'a> {
         Self { file, text, lines }
     }
 
-    /// Line and column of a byte, from 1; the column counts characters.
+    /// Returns the line and column of a byte, both from 1. The column counts characters.
     fn position(&self, at: usize) -> (u32, u32) {
         let line = self.lines.partition_point(|start| *start <= at);
         let start = self.lines.get(line.wrapping_sub(1)).copied().unwrap_or(0);
@@ -29,7 +29,7 @@ impl<'a> Source<'a> {
         (u32::try_from(line).unwrap_or(u32::MAX), u32::try_from(column).unwrap_or(u32::MAX))
     }
 
-    /// An error at a span of the text.
+    /// Returns an error at a span of the text.
     pub(crate) fn error(
         &self,
         span: Option<Range<usize>>,
@@ -49,8 +49,9 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The span of `path` below a table: keys and array indices with dots between them, as in
-/// `match.dst_port` or `mac.1`. What is missing has the span of the nearest thing that is there.
+/// Returns the span of `path` below a table. The path consists of keys and array indices with dots
+/// between them, as in `match.dst_port` or `mac.1`. If the path does not exist, the result is the
+/// span of its nearest parent.
 pub(crate) fn span_of(table: &Table, path: &str) -> Option<Range<usize>> {
     let mut span = table.span();
     let mut steps = path.split('.');
@@ -65,7 +66,7 @@ pub(crate) fn span_of(table: &Table, path: &str) -> Option<Range<usize>> {
     span
 }
 
-/// An item or a value; the two nest in each other.
+/// An item or a value. Each may contain the other.
 enum Step<'a> {
     Item(&'a Item),
     Value(&'a Value),

@@ -1,8 +1,10 @@
-//! How the configuration's leaf values read and write themselves: as text, or as a number where
-//! people write numbers.
+//! Reads and writes the leaf values of a configuration.
 //!
-//! **Rule.** A value is checked where it is read, so that inside there is no wrong one. An error's
-//! text is `problem; remedy`.
+//! # Approach
+//!
+//! A leaf value is text. If people write it as a number, it may also be a number. A value is
+//! checked when it is read, so the program never holds an invalid one. An error's text is
+//! `problem; remedy`.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -10,12 +12,12 @@ use core::str::FromStr;
 
 use serde::de::{Deserializer, Error, Visitor};
 
-/// Whether a value is left out when it is written.
+/// Whether a value is the default, so that a written file leaves it out.
 pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Reads anything that parses from text; whole numbers are taken as their digits.
+/// Reads a value that parses from text. A whole number is read as the text of its digits.
 pub fn read<'de, D, T>(deserializer: D, expecting: &'static str) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! Connections to controllers.
+//! Makes connections to controllers.
 
 use std::io;
 use std::path::Path;
@@ -20,8 +20,8 @@ use super::{AgentSettings, AgentTls};
 use crate::listen::tls::{chain, lists, roots};
 use crate::wire::describe;
 
-/// Interval of keep-alive pings, and time limit of an answer. A vanished controller is noticed
-/// within their sum.
+/// Interval of keep-alive pings, and time limit of an answer. The agent notices a vanished
+/// controller within their sum.
 const PING_EVERY: Duration = Duration::from_secs(4);
 const PING_LIMIT: Duration = Duration::from_secs(4);
 
@@ -61,7 +61,7 @@ pub(super) async fn connect(settings: &AgentSettings, named: &str) -> Result<Cha
     }
 }
 
-/// The TLS connector, and the name that the server must have.
+/// Returns the TLS connector, and the name that the server must have.
 async fn client(tls: &AgentTls) -> Result<(TlsConnector, ServerName<'static>), String> {
     let (ca, crl) = (read(&tls.ca).await?, tls.crl.as_deref());
     let (certificate, key) = (read(&tls.certificate).await?, read(&tls.key).await?);

@@ -1,4 +1,4 @@
-//! Traffic since the previous report.
+//! Measures traffic since the previous report.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
 /// Bytes of a tenant over the network since its counters started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// Sent by its VMs on this host.
+    /// Bytes that the tenant's VMs on this host sent.
     pub sent: u64,
-    /// Received by its VMs on this host.
+    /// Bytes that the tenant's VMs on this host received.
     pub received: u64,
 }
 
@@ -27,11 +27,11 @@ impl UsageMeter {
         Self { number: 0, before: now }
     }
 
-    /// The next report, made `after` the previous one. `None` if that was too long ago to give a
-    /// rate.
+    /// Returns the next report. `after` is the time since the previous report. `None` if that is
+    /// too long for a rate.
     ///
-    /// A counter that decreased was restarted at 0; so was a new one. If there are more tenants
-    /// than a report may have, it contains those with the most traffic.
+    /// If a counter is new or has decreased, it has started at 0. If there are more tenants than a
+    /// report may have, the report contains the tenants with the most traffic.
     pub(super) fn report(
         &mut self,
         after: Duration,

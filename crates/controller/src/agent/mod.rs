@@ -1,27 +1,30 @@
-//! A host's agent: it reports the usage of tenants to a controller and applies plans on its switch.
+//! A host's agent. It reports the usage of tenants to a controller and applies plans on its switch.
 //!
 //! # Problem
 //!
-//! Controllers come and go. Meanwhile a host must not lose what was sold to tenants, and must not
-//! follow a deposed controller.
+//! Controllers come and go. Meanwhile a host must keep the guarantees that tenants bought, and must
+//! not follow a deposed controller.
 //!
 //! # Approach
 //!
-//! The agent asks its known controllers in turn and follows redirections to the leader. Pauses grow
-//! with every round without success. The agent stores the last plan in a file and applies it after
-//! a restart, before it has found a controller. It refuses a plan with a lower stamp than one that
-//! it has seen. If no controller takes reports, a flag says so ([`AgentState::stale_since`]), but
-//! the switch does not change.
+//! The agent calls its known controllers in turn and follows redirections to the leader. Pauses
+//! grow with every round without success. The agent stores the last plan in a file. After a
+//! restart, it applies this plan before it has found a controller. It refuses a plan if it has seen
+//! a higher stamp. If no controller takes reports, the agent sets [`AgentState::stale_since`] and
+//! does not change the switch.
 //!
 //! # Order
 //!
-//! A plan is applied, then stored, then acknowledged. A host that fails in between follows the
-//! previous plan, which is what the controller believes. If a plan cannot be stored, the stored one
-//! is overwritten with the new stamp alone. Without a plan, all tenants share queue 0, which always
-//! exists. An old code point may belong to another tenant by then. The plan is in force meanwhile,
-//! [`AgentState::unkept`] says that it is not stored, and storing is retried.
+//! The agent applies a plan, then stores it, and then acknowledges it. If the host fails between
+//! these steps, it follows the previous plan, and the controller expects this. If the agent cannot
+//! store a plan, it overwrites the stored plan with the new stamp alone. The new plan stays in
+//! force, [`AgentState::unkept`] shows that it is not stored, and the agent retries. If the host
+//! restarts before that, it has no plan, and all tenants share queue 0, which always exists. The
+//! old plan would be wrong, because its code points may belong to other tenants by then.
 //!
-//! Source: QShare §V-D does not specify failures; `docs/reference/controller.md` does.
+//! # Departures
+//!
+//! QShare §V-D does not specify failures. `docs/reference/controller.md` does.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -51,13 +54,12 @@ pub use state::{AgentState, Counts, STALE_AFTER};
 use retry::Retry;
 use session::{End, Ended};
 
-/// Number of redirections that the agent follows before it asks all its known controllers again.
+/// Number of redirections that the agent follows before it calls its known controllers again.
 const HOPS_MAX: u32 = 3;
 
 /// The switch of this host.
 ///
 /// A call that takes longer than [`AgentSettings::side_limit`] is dropped and counts as failed.
-/// did counts as not done.
 #[async_trait]
 pub trait HostSide: Send + Sync + fmt::Debug {
     /// Bytes that each tenant's VMs on this host sent and received over the network so far.
@@ -65,31 +67,31 @@ pub trait HostSide: Send + Sync + fmt::Debug {
     /// count.
     async fn usage(&self) -> Result<BTreeMap<String, Carried>, SideError>;
 
-    /// Applies the whole plan, whatever was applied before.
+    /// Applies the whole plan. The result does not depend on earlier plans.
     async fn apply(&self, plan: &HostPlan) -> Result<(), SideError>;
 }
 
-/// Error of the switch: the text says what is wrong, and the remedy.
+/// Error of the switch. The text is the problem and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct SideError(pub String);
 
-/// The agent. See the module documentation.
+/// The agent of one host.
 #[derive(Debug)]
 pub struct Agent {
     settings: AgentSettings,
     side: Arc<dyn HostSide>,
     saved: Keeper<HostPlan>,
     state: watch::Sender<AgentState>,
-    /// Highest stamp that it has seen.
+    /// Highest stamp that the agent has seen.
     has: Stamp,
-    /// The plan from before a restart, until it is applied.
+    /// The plan from before a restart. It is here until the agent has applied it.
     pending: Option<HostPlan>,
     retry: Retry,
 }
 
 impl Agent {
-    /// An agent that has not started.
+    /// Creates an agent that has not started.
     ///
     /// # Errors
     /// The settings are invalid.
@@ -102,13 +104,14 @@ impl Agent {
         Ok(Self { settings, side, saved, state, has, pending, retry })
     }
 
-    /// Its state, as it changes.
+    /// Returns the agent's state, as it changes.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<AgentState> {
         self.state.subscribe()
     }
 
-    /// Runs until `stop`. A plan that is being applied is completed, stored and acknowledged first.
+    /// Runs until `stop` resolves. If the agent is applying a plan, it first completes, stores and
+    /// acknowledges this plan.
     pub async fn run(mut self, stop: impl Future<Output = ()> + Send) {
         let (tell, mut told) = watch::channel(false);
         let watcher = state::watch_staleness(self.state.clone());
@@ -156,7 +159,7 @@ impl Agent {
         }
     }
 
-    /// Applies the plan from before a restart, if that has not succeeded yet.
+    /// Applies the plan from before a restart, unless this has succeeded before.
     async fn do_pending(&mut self) {
         let Some(plan) = &self.pending else { return };
         match apply(&*self.side, plan, self.settings.side_limit).await {
@@ -214,8 +217,8 @@ impl Agent {
         }
     }
 
-    /// Whether a redirection may be followed: its address must be valid and as secure as the
-    /// others.
+    /// Whether a redirection may be followed. Its address must be valid and as secure as the
+    /// configured ones.
     fn may_follow(&self, leader: &str) -> bool {
         !leader.is_empty() && self.settings.uri(leader).is_ok()
     }

@@ -1,7 +1,13 @@
-//! Pauses between attempts.
+//! Chooses the pauses between attempts.
 //!
-//! Ten thousand agents may lose their controller at the same moment. Pauses therefore double from
-//! round to round up to a bound, and half of each is random, so that attempts spread.
+//! # Problem
+//!
+//! Ten thousand agents may lose their controller at the same moment.
+//!
+//! # Approach
+//!
+//! Pauses double from round to round up to a bound. Half of each pause is random, so attempts
+//! spread.
 
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
@@ -15,7 +21,7 @@ pub(super) struct Retry {
     random: u64,
 }
 
-/// A number that differs between processes.
+/// Returns a number that differs between processes.
 pub(super) fn seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
@@ -25,14 +31,16 @@ impl Retry {
         Self { least, most, current: least, random: seed }
     }
 
-    /// Pause after a round without success: from half of the current pause to all of it.
+    /// Returns the pause after a round without success. It is between half of the current pause and
+    /// all of it.
     pub(super) fn next(&mut self) -> Duration {
         let half = self.current / 2;
         self.current = (self.current * 2).min(self.most);
         half + self.part(half)
     }
 
-    /// Pause before another controller of the same round or the leader: up to the shortest pause.
+    /// Returns the pause before the agent calls another controller of the same round, or the
+    /// leader. It is at most the shortest pause.
     pub(super) fn spread(&mut self) -> Duration {
         self.part(self.least)
     }
@@ -42,10 +50,10 @@ impl Retry {
         self.current = self.least;
     }
 
-    /// A random time from zero to `of`.
+    /// Returns a random time between zero and `of`.
     fn part(&mut self, of: Duration) -> Duration {
         const STEPS: u64 = 1 << 16;
-        // SplitMix64: https://prng.di.unimi.it/splitmix64.c
+        // This is SplitMix64 (https://prng.di.unimi.it/splitmix64.c).
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -19,7 +19,7 @@ use crate::wire::v1::controller_message::Message as ToAgent;
 use crate::wire::v1::{self, AgentMessage, ControllerMessage};
 use crate::wire::{AGENT_BYTES_MAX, describe};
 
-/// Messages that may wait to be sent.
+/// Number of messages that may wait to be sent.
 const QUEUE: usize = 16;
 /// Shortest and longest report interval that a controller may request, in milliseconds.
 const REPORT_MILLIS: std::ops::RangeInclusive<u64> = 10..=600_000;
@@ -29,9 +29,9 @@ const REPORT_MILLIS: std::ops::RangeInclusive<u64> = 10..=600_000;
 pub(super) enum End {
     /// The agent stops.
     Stopped,
-    /// Another controller leads; empty if it is unknown.
+    /// Another controller leads. The text is its address, or empty if it is unknown.
     Elsewhere(String),
-    /// Any other reason.
+    /// The session failed for the reason in the text.
     Problem(String),
 }
 
@@ -142,7 +142,7 @@ impl Agent {
         loop {
             let idle = work.is_none();
             tokio::select! {
-                // A plan that is being applied is completed in any case.
+                // The agent completes a plan that it has started to apply.
                 (plan, done) = async { work.as_mut().expect("not idle").await }, if !idle => {
                     work = None;
                     let answer = self.done(plan, done).await;
@@ -176,7 +176,8 @@ impl Agent {
         }
     }
 
-    /// Handles a received plan: starts to apply it, or answers why not.
+    /// Handles a received plan. It starts to apply the plan, or returns an answer that says why
+    /// not.
     fn told(&mut self, plan: v1::HostPlan, epoch: u64) -> Result<Work, Box<AgentMessage>> {
         let stamp: Stamp = plan.stamp.unwrap_or_default().into();
         let plan = match HostPlan::try_from(plan) {
@@ -203,7 +204,8 @@ impl Agent {
         }))
     }
 
-    /// Handles a plan as if from a controller of this epoch, without a session. Returns the answer.
+    /// Handles a plan as if a controller of this epoch had sent it. It needs no session. Returns
+    /// the answer.
     #[doc(hidden)]
     pub async fn hear(&mut self, plan: v1::HostPlan, epoch: u64) -> AgentMessage {
         match self.told(plan, epoch) {
@@ -248,7 +250,7 @@ impl Agent {
 
     async fn report(&self, open: &mut Open) {
         let missed = || self.state.send_modify(|state| state.counts.missed += 1);
-        // A report that cannot be sent now is part of the next one.
+        // If a report cannot be sent now, the next report includes it.
         let Ok(place) = open.out.clone().try_reserve_owned() else { return missed() };
         let Some(now) = self.usage().await else { return missed() };
         let at = Instant::now();
@@ -285,7 +287,7 @@ fn answer(stamp: Stamp, problem: &str, has: Option<Stamp>) -> AgentMessage {
     AgentMessage { message: Some(FromAgent::Applied(applied)) }
 }
 
-/// The controller's message, or the transport error.
+/// Returns the controller's message or the transport error.
 fn describe_status(status: &Status) -> String {
     match std::error::Error::source(status) {
         Some(source) => describe(source),

@@ -9,14 +9,14 @@ use thiserror::Error;
 pub struct AgentSettings {
     /// Name of this server in the topology. Its certificate must contain it.
     pub host: String,
-    /// Controllers as `host:port`, optionally with `https://`, in the order of asking.
+    /// Controllers as `host:port`, optionally with `https://`. The agent calls them in this order.
     pub endpoints: Vec<String>,
-    /// Certificates. `None` means neither encryption nor authentication, for tests and for a single
-    /// machine.
+    /// Certificates. `None` means neither encryption nor authentication. This is for tests and for
+    /// a single machine.
     pub tls: Option<AgentTls>,
     /// File of the last plan.
     pub plan_file: PathBuf,
-    /// Shortest and longest pause between two rounds, without the random part; see [`super`].
+    /// Shortest and longest pause between two rounds, without the random part.
     pub pause: (Duration, Duration),
     /// Time limit of a controller's answer.
     pub connect_limit: Duration,
@@ -26,8 +26,8 @@ pub struct AgentSettings {
     pub interval: Duration,
 }
 
-/// PEM files. They are read for each connection, so a renewed certificate is used from the next
-/// connection on.
+/// PEM files. The agent reads them for each connection, so it uses a renewed certificate from the
+/// next connection on.
 #[derive(Clone, Debug)]
 pub struct AgentTls {
     /// CA of the controllers' certificates.
@@ -50,7 +50,7 @@ pub enum SettingsError {
     #[error("agent of host {host}: {problem}")]
     Setting {
         host: String,
-        /// Name of the setting, what is wrong, and the remedy.
+        /// The setting's name, what is wrong, and the remedy.
         problem: String,
     },
     /// A file cannot be read.
@@ -59,8 +59,8 @@ pub enum SettingsError {
 }
 
 impl AgentSettings {
-    /// Default settings: pauses of 0.5 to 10 s, limits of 3 s for a controller and 5 s for the
-    /// switch, a report per second.
+    /// Returns default settings. Pauses are 0.5 to 10 s. The limits are 3 s for a controller and 5
+    /// s for the switch. The agent sends a report each second.
     #[must_use]
     pub fn new(host: &str, endpoints: Vec<String>, tls: Option<AgentTls>, plan: &Path) -> Self {
         Self {
@@ -117,7 +117,7 @@ impl AgentSettings {
         Ok(())
     }
 
-    /// An address with its scheme. With certificates, only `https` is valid.
+    /// Returns an address with its scheme. If there are certificates, only `https` is valid.
     pub(super) fn uri(&self, named: &str) -> Result<String, String> {
         let wanted = if self.tls.is_some() { "https" } else { "http" };
         let (scheme, address) = named.split_once("://").unwrap_or((wanted, named));

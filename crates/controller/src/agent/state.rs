@@ -15,17 +15,17 @@ pub const STALE_AFTER: u32 = 3;
 pub struct Counts {
     /// Sessions accepted by a controller.
     pub sessions: u64,
-    /// Reports sent.
+    /// Reports sent to a controller.
     pub reports: u64,
     /// Reports that could not be made or sent. Their contents are part of the next one.
     pub missed: u64,
-    /// Plans applied.
+    /// Plans that the switch applied.
     pub applied: u64,
     /// Plans that the switch could not apply.
     pub failed: u64,
-    /// Plans refused for an older stamp.
+    /// Plans that the agent refused, because their stamp was older.
     pub refused: u64,
-    /// Plans from before a restart that were applied again; 0 or 1.
+    /// Plans from before a restart that were applied again. The number is 0 or 1.
     pub resumed: u64,
     /// Problems of any kind. [`AgentState::last_error`] has the last one.
     pub problems: u64,
@@ -34,23 +34,23 @@ pub struct Counts {
 /// State of an agent, for operators and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentState {
-    /// The controller of its session.
+    /// The controller of the agent's session, if there is one.
     pub connected: Option<String>,
-    /// Highest stamp that it has seen.
+    /// Highest stamp that the agent has seen.
     pub told: Stamp,
-    /// Stamp of the plan on the switch; `None` if the agent knows of none.
+    /// Stamp of the plan on the switch. `None` if the agent knows of no plan.
     pub applied: Option<Stamp>,
-    /// Stamp of a plan that is in force but not stored. After a restart there would be no plan.
-    /// Storing is retried.
+    /// Stamp of a plan that is in force but not stored. After a restart there would be no plan. The
+    /// agent retries to store it.
     pub unkept: Option<Stamp>,
-    /// Since when no controller has taken a report for [`STALE_AFTER`] intervals. This affects no
-    /// traffic.
+    /// Time at which the agent became stale, if it is stale. This means that no controller has
+    /// taken a report for [`STALE_AFTER`] intervals. It does not affect traffic.
     pub stale_since: Option<Instant>,
-    /// When the last report was sent, or the session or the agent started.
+    /// Time of the last report, or of the start of the session or agent, if that is later.
     pub heard: Instant,
     /// Time between two reports.
     pub interval: Duration,
-    /// Last error, with its remedy.
+    /// The last error and its remedy.
     pub last_error: Option<String>,
     pub counts: Counts,
 }
@@ -77,7 +77,7 @@ impl AgentState {
     }
 }
 
-/// Sets the stale flag when it is due. Never returns.
+/// Sets `stale_since` when it is due. This future never ends.
 pub(super) async fn watch_staleness(state: watch::Sender<AgentState>) {
     let mut changes = state.subscribe();
     loop {

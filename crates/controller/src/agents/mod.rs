@@ -1,4 +1,4 @@
-//! The hosts' agents from the controller's side: sessions, measurements and plans.
+//! The controller's side of the hosts' agents. It handles sessions, measurements and plans.
 //!
 //! # Problem
 //!
@@ -6,12 +6,13 @@
 //!
 //! # Approach
 //!
-//! A session belongs to a host of the topology, which its certificate must name. It can affect only
-//! that host's measurements. Reports are bounded and numbered from 1 without gaps. A session that
-//! breaks a rule ends with a reason. Messages to an agent wait in a channel of [`QUEUE`] entries.
-//! An agent that does not receive them counts as gone.
+//! A session belongs to a host of the topology, and the agent's certificate must name this host.
+//! The session can affect only that host's measurements. Reports are bounded and numbered from 1
+//! without gaps. If a session breaks a rule, it ends with a reason. Messages to an agent wait in a
+//! channel of [`QUEUE`] entries. If an agent does not receive them, it counts as gone.
 //!
-//! Usage is measured in bytes over the network between two reports, and the time between them.
+//! A measurement consists of the bytes over the network between two reports, and the time between
+//! them.
 
 mod registry;
 mod serve;

@@ -13,10 +13,10 @@ use crate::fabric_state::Used;
 use crate::hosts::{HostError, HostPlan, Hosts};
 use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
 
-/// Messages that may wait for an agent.
+/// Number of messages that may wait for an agent.
 pub const QUEUE: usize = 16;
 
-/// A violation by an agent. Its session ends.
+/// A violation of a rule by an agent. It ends the agent's session.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -31,7 +31,7 @@ pub enum Violation {
         /// Names in its certificate.
         names: String,
     },
-    /// A later leader sent it a plan.
+    /// A later leader has sent the host a plan.
     #[error(
         "host {host}: has decision {has}, later than this controller's {ours}; if no other \
          controller leads, the store is an older copy: `penstock controller epoch --at-least {}`",
@@ -60,7 +60,7 @@ struct Session {
     waiting: Vec<(Stamp, oneshot::Sender<Result<(), HostError>>)>,
 }
 
-/// Counters since the start.
+/// Counters since the controller started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AgentCounts {
     /// Sessions that started.
@@ -68,9 +68,9 @@ pub struct AgentCounts {
     pub ended: u64,
     /// Sessions or messages that were refused.
     pub refused: u64,
-    /// Connections refused because their certificate had too many.
+    /// Connections that were refused because their certificate had too many.
     pub crowded: u64,
-    /// Reports accepted.
+    /// Reports that were accepted.
     pub reports: u64,
     /// Plans that hosts applied.
     pub applied: u64,
@@ -92,7 +92,7 @@ pub struct Registry {
     known: Box<dyn Known>,
     inner: Mutex<Inner>,
     counts: watch::Sender<AgentCounts>,
-    /// Notified when an agent connects.
+    /// This is notified when an agent connects.
     arrived: tokio::sync::Notify,
 }
 
@@ -108,7 +108,7 @@ impl Known for penstock_fabric::topology::Topology {
 }
 
 impl Registry {
-    /// A registry without sessions.
+    /// Creates a registry without sessions.
     #[must_use]
     pub fn new(known: Box<dyn Known>) -> Self {
         let (inner, counts) = (Mutex::default(), watch::Sender::default());
@@ -116,7 +116,7 @@ impl Registry {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // The contents are consistent between any two statements that could panic.
+        // If a statement panics, the contents are still consistent.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -147,7 +147,7 @@ impl Registry {
         inner.later.remove(host);
         let session =
             Session { number, out, has, reports: 0, millis: 0, used, waiting: Vec::new() };
-        // Dropping its channel ends an earlier session.
+        // This drops the channel of an earlier session, which ends that session.
         inner.sessions.insert(host.to_owned(), session);
         inner.came.push(host.to_owned());
         drop(inner);
@@ -196,7 +196,7 @@ impl Registry {
     /// Handles a report of a session.
     ///
     /// # Errors
-    /// It violates a rule. The session must end.
+    /// The message violates a rule. The session must end.
     pub fn report(&self, host: &str, number: u64, report: v1::Report) -> Result<(), Violation> {
         let result = self.inner().report(host, number, report);
         self.count(|counts| match result {
@@ -206,10 +206,10 @@ impl Registry {
         result.map(|_| ())
     }
 
-    /// Handles a host's result of a plan.
+    /// Handles the result of a plan that a host reports.
     ///
     /// # Errors
-    /// It violates a rule. The session must end.
+    /// The message violates a rule. The session must end.
     pub fn applied(&self, host: &str, number: u64, done: v1::Applied) -> Result<(), Violation> {
         let mut inner = self.inner();
         let Some(session) = inner.sessions.get_mut(host).filter(|s| s.number == number) else {
@@ -229,7 +229,7 @@ impl Registry {
             session.has = session.has.max(stamp);
         }
         let later = has.filter(|has| *has > stamp);
-        // Plans are complete, so a later plan includes the earlier ones.
+        // A plan is complete, so a later plan includes the earlier ones.
         let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut session.waiting)
             .into_iter()
             .partition(|(waits_for, _)| *waits_for <= stamp);
@@ -248,7 +248,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Hosts that connected since the last call.
+    /// Returns the hosts that have connected since the last call.
     #[must_use]
     pub fn take_arrivals(&self) -> Vec<String> {
         std::mem::take(&mut self.inner().came)
@@ -259,7 +259,7 @@ impl Registry {
         self.arrived.notified().await;
     }
 
-    /// Usage since the last call, for hosts that reported.
+    /// Returns the usage since the last call, for hosts that reported.
     #[must_use]
     pub fn take_usage(&self) -> BTreeMap<String, Vec<Used>> {
         let mut inner = self.inner();
@@ -284,13 +284,13 @@ impl Registry {
         usage
     }
 
-    /// Stamp of the last plan that a host applied; `None` if its agent is not connected.
+    /// Stamp of the last plan that a host applied. `None` if its agent is not connected.
     #[must_use]
     pub fn has(&self, host: &str) -> Option<Stamp> {
         self.inner().sessions.get(host).map(|session| session.has)
     }
 
-    /// Number of connected agents.
+    /// Returns the number of connected agents.
     #[must_use]
     pub fn connected_count(&self) -> usize {
         self.inner().sessions.len()
@@ -301,7 +301,7 @@ impl Registry {
         *self.counts.borrow()
     }
 
-    /// The counters, as they change.
+    /// Returns the counters, as they change.
     #[must_use]
     pub fn watch_counts(&self) -> watch::Receiver<AgentCounts> {
         self.counts.subscribe()
@@ -309,7 +309,7 @@ impl Registry {
 }
 
 impl Inner {
-    /// Returns whether the report was accepted. A report of a replaced session is not.
+    /// Returns whether the report was accepted. It does not accept a report of a replaced session.
     fn report(&mut self, host: &str, number: u64, report: v1::Report) -> Result<bool, Violation> {
         let Some(session) = self.sessions.get_mut(host).filter(|s| s.number == number) else {
             return Ok(false);
@@ -361,7 +361,7 @@ impl Hosts for Registry {
             }
             session.waiting.push((plan.stamp, done));
         }
-        // The session ended before it answered.
+        // In this case, the session ended before the host answered.
         answer.await.unwrap_or_else(|_| Err(HostError::Away(host.to_owned())))
     }
 

@@ -1,7 +1,7 @@
-//! The port for agents.
+//! Serves the port for agents.
 //!
-//! [`crate::listen`] decides who is admitted. Sessions end when the controller stops, or soon
-//! after.
+//! [`crate::listen`] decides which agents are admitted. Sessions end when the controller stops, or
+//! soon after.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl Door for Registry {
     }
 }
 
-/// Serves agents until `stop`, then ends their sessions.
+/// Serves agents until `stop` resolves, and then ends their sessions.
 ///
 /// # Errors
 /// Certificates are missing although agents must be authenticated, or the listener cannot be used.
@@ -62,7 +62,7 @@ pub async fn serve(
         .add_service(service)
         .serve_with_incoming_shutdown(incoming, stop);
     let overdue = async {
-        // Dropped, because it does not stop by itself.
+        // The server does not stop by itself, so it is dropped.
         if stops.await.is_err() {
             std::future::pending::<()>().await;
         }

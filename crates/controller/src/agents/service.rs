@@ -26,18 +26,18 @@ const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// Whether this controller leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leading {
-    /// It leads, at this stamp or a later one.
+    /// This controller leads, at this stamp or a later one.
     Here(Stamp),
-    /// Another controller leads at this address; empty if it is unknown.
+    /// Another controller leads at this address. The text is empty if the address is unknown.
     Elsewhere(String),
 }
 
 /// How agents are authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// By certificates that name the host.
+    /// Agents show certificates that name the host.
     Certificate,
-    /// Not at all, for tests and for a single machine.
+    /// Agents are not authenticated. This is for tests and for a single machine.
     Trusted,
 }
 
@@ -53,7 +53,8 @@ pub struct AgentServer {
 type Out = Pin<Box<dyn Stream<Item = Result<ControllerMessage, Status>> + Send>>;
 
 impl AgentServer {
-    /// Adds sessions to `registry` while `leading` says that this controller leads.
+    /// Creates a service that adds sessions to `registry` while `leading` says that this controller
+    /// leads.
     #[must_use]
     pub fn new(
         registry: Arc<Registry>,
@@ -143,8 +144,8 @@ impl AgentServer {
         Ok(Box::pin(tokio_stream::once(Ok(welcome)).chain(rest)))
     }
 
-    /// Runs until either side ends the session, a rule is violated, or this controller no longer
-    /// leads.
+    /// Runs a session. It ends if either side ends it, if the agent violates a rule, or if this
+    /// controller no longer leads.
     async fn session(
         &self,
         host: &str,
@@ -228,12 +229,12 @@ impl AgentServer {
     }
 }
 
-/// Waits until this controller no longer leads. Returns who does.
+/// Waits until this controller no longer leads. Returns the leader's address.
 async fn elsewhere(leading: &mut watch::Receiver<Leading>) -> String {
     let not_here = leading.wait_for(|leading| matches!(leading, Leading::Elsewhere(_))).await;
     match not_here.as_deref() {
         Ok(Leading::Elsewhere(leader)) => leader.clone(),
-        // The controller stops.
+        // The controller is stopping.
         _ => String::new(),
     }
 }

@@ -1,13 +1,14 @@
-//! Limits of an agent's messages.
+//! Limits the rate of an agent's messages.
 //!
-//! A session may send [`BURST`] reports at once and two per interval after that. A delayed agent
-//! has one report to send, not hundreds. It may answer each plan once.
+//! A session may send [`BURST`] reports at once, and two reports in each interval after that. A
+//! delayed agent needs no more, because it has one report to send and not hundreds. It may answer
+//! each plan once.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Reports that may arrive at once.
+/// Number of reports that may arrive at once.
 pub(super) const BURST: u32 = 8;
 
 /// Limits of one session.
@@ -15,9 +16,9 @@ pub(super) const BURST: u32 = 8;
 pub(super) struct Turn {
     /// Time that each report consumes.
     each: Duration,
-    /// When all reports so far would have arrived at the permitted rate.
+    /// Time at which all reports so far would have arrived at the permitted rate.
     paced: Instant,
-    /// Plans without an answer.
+    /// Number of plans that the agent has not answered.
     owed: u32,
 }
 
@@ -26,7 +27,7 @@ impl Turn {
         Self { each: Duration::from_millis(report_millis) / 2, paced: now, owed: 0 }
     }
 
-    /// Checks a report.
+    /// Fails if the agent sends reports too fast.
     pub(super) fn report(&mut self, now: Instant) -> Result<(), String> {
         self.paced = self.paced.max(now) + self.each;
         if self.paced - now > self.each * BURST {
@@ -36,12 +37,12 @@ impl Turn {
         Ok(())
     }
 
-    /// Notes a plan.
+    /// Permits one more answer, because a plan was sent.
     pub(super) fn tell(&mut self) {
         self.owed += 1;
     }
 
-    /// Checks an answer.
+    /// Fails if the agent has answered all plans.
     pub(super) fn answer(&mut self) -> Result<(), String> {
         self.owed = self.owed.checked_sub(1).ok_or("an answer to a plan that it was not told")?;
         Ok(())

@@ -1,21 +1,21 @@
-//! The binding in the store: present and earlier queues of tenants.
+//! The binding in the store, which consists of the present and earlier queues of tenants.
 //!
 //! # Problem
 //!
-//! The binding of ten thousand tenants takes megabytes. This exceeds the limit of a value or a
-//! transaction, and most of it does not change between intervals. A crash between two transactions
-//! must not leave parts of both bindings.
+//! The binding of ten thousand tenants takes megabytes. This size exceeds the limits of a value and
+//! of a transaction, and most of the binding does not change between intervals. A crash between two
+//! transactions must not leave parts of both bindings.
 //!
 //! # Approach
 //!
-//! Tenants are distributed over [`SHARDS`] by name. A changed shard is written under a new key that
-//! contains the decision's stamp. Then a single key, the head, is written. It names the stamp of
-//! each shard and so switches the whole binding atomically. Earlier heads are kept to allow a
-//! revert. Shards that no head names are deleted.
+//! Tenants are distributed over [`SHARDS`] by name. The leader writes a changed shard under a new
+//! key that contains the decision's stamp. Then it writes a single key, the head. The head names
+//! the stamp of each shard, so this write replaces the whole binding atomically. Earlier heads are
+//! kept so that an operator can revert. Shards that no head names are deleted.
 //!
 //! # Cost
 //!
-//! A comparison of all queues. If `n` tenants changed, at most `n` shards are written. A pass
+//! Each pass compares all queues. If `n` tenants changed, it writes at most `n` shards. A pass
 //! without changes writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,13 +67,13 @@ impl Leader {
         let head: BindingHead = intent::from_bytes(BINDING, &entry.value)?;
         let record = record_of(&*self.store, &head).await?;
         self.kept.head = Some(head);
-        // Only after it was resumed is it known which part of it this topology has.
+        // The binding must be resumed first, because this topology may have only a part of it.
         self.kept.tenants = None;
         Ok(Some(record))
     }
 
-    /// Stores the binding. `done` adds a completed binding to the history. Its stamp must be later
-    /// than that of any stored binding, unless it is the same binding.
+    /// Stores the binding. If `done` is true, the binding is complete and is added to the history.
+    /// Its stamp must be later than that of any stored binding, unless it is the same binding.
     pub(super) async fn put_binding(&mut self, done: bool) -> Result<(), LeaderError> {
         let (stamp, binding) = (self.stamp, self.fabric.binding());
         let named = |(slot, bound): (TenantSlot, &Bound)| {
@@ -109,7 +109,7 @@ impl Leader {
             }
         }
         self.kept.present.extend(written);
-        // It is uncertain what was written until the commit returns.
+        // Until the commit returns, it is uncertain what the store contains.
         self.kept.tenants = None;
         self.commit(writes).await?;
         (self.kept.head, self.kept.tenants) = (Some(head), Some(now));
@@ -117,7 +117,7 @@ impl Leader {
         self.sweep().await
     }
 
-    /// The changed shards as writes. Updates `head` to name them.
+    /// Returns the changed shards as writes, and updates `head` so that it names them.
     fn shards(
         &self,
         now: &BTreeMap<String, Bound>,
@@ -141,7 +141,7 @@ impl Leader {
         parts.into_iter().map(write).collect()
     }
 
-    /// Deletes shards that no head names. A failed deletion is repeated next time.
+    /// Deletes shards that no head names. If a deletion fails, the next call repeats it.
     async fn sweep(&mut self) -> Result<(), LeaderError> {
         let garbage = self.kept.garbage();
         if garbage.is_empty() {
@@ -156,7 +156,7 @@ impl Leader {
         Ok(())
     }
 
-    /// The last binding in the history that differs from the one in force.
+    /// Returns the last binding in the history that differs from the binding in force.
     pub(super) async fn binding_before(&self) -> Result<Vec<(TenantSlot, Bound)>, LeaderError> {
         let queues = |record: &BindingRecord| {
             let of = |b: &BoundRecord| (b.tenant.clone(), (b.dscp, b.queues.clone()));

@@ -1,4 +1,4 @@
-//! Changes that operators request from a leader.
+//! Changes to tenants, nodes, the mode and the epoch that operators request from a leader.
 
 use std::collections::BTreeSet;
 
@@ -32,8 +32,8 @@ impl Leader {
         added.pop().expect("one tenant was added")
     }
 
-    /// Places tenants in this order, then informs all of their hosts. Stops at the first one that
-    /// the store refuses.
+    /// Places tenants in this order, and then informs all of their hosts. Stops at the first tenant
+    /// that the store refuses.
     pub async fn add_all(
         &mut self,
         specs: Vec<TenantSpec>,
@@ -173,7 +173,7 @@ impl Leader {
     pub async fn set_mode(&mut self, mode: Mode) -> Result<(), LeaderError> {
         self.commit(vec![put(MODE.to_owned(), &mode)]).await?;
         if self.mode == Mode::Observe && mode != Mode::Observe {
-            // Decisions made while observing were never carried out.
+            // Decisions from observe mode were never carried out.
             self.mode = mode;
             self.back_to_stored().await?;
         }
@@ -183,7 +183,7 @@ impl Leader {
     }
 
     /// Raises the epoch of this controller and its successors to at least `at_least`. Returns the
-    /// epoch in force. Switches get their state again; the caller must make hosts start new
+    /// epoch in force. Switches get their state again. The caller must make hosts start new
     /// sessions.
     ///
     /// # Errors
@@ -195,7 +195,7 @@ impl Leader {
         if at_least <= self.stamp.epoch {
             return Ok(self.stamp.epoch);
         }
-        // Store a difference, so that a successor's epoch is later again.
+        // The store has the difference, so that a successor's epoch is later than this one.
         let more = at_least.saturating_sub(self.leadership.created.0);
         self.commit(vec![put(EPOCHS.to_owned(), &more)]).await?;
         self.stamp = Stamp { epoch: at_least, generation: 0 };
@@ -221,10 +221,10 @@ impl Leader {
         Ok(())
     }
 
-    /// Returns to the binding before the one in force, and holds it.
+    /// Reverts to the binding before the one in force, and changes the mode to hold.
     ///
     /// # Errors
-    /// None is stored, or the store refused it.
+    /// No earlier binding is stored, or the store refused the change.
     pub async fn revert(&mut self) -> Result<IntervalReport, LeaderError> {
         let target = self.binding_before().await?;
         self.set_mode(Mode::Hold).await?;
@@ -243,8 +243,8 @@ impl Leader {
         slot.into_iter().flat_map(|slot| self.fabric.servers_of(slot)).collect()
     }
 
-    /// Handles tenants that arrived, grew or moved. Ports reserve room for them before their hosts
-    /// are informed, and hosts stop marking for queues of an earlier place.
+    /// Handles tenants that arrived, grew or moved. Ports reserve bandwidth for them before their
+    /// hosts are informed. Hosts stop marking for queues of an earlier placement.
     async fn make_room(&mut self, changes: &[Changed], servers: impl IntoIterator<Item = NodeId>) {
         let steps = changes.iter().flat_map(|c| self.fabric.reserve(c.slot, &c.links));
         let steps: Vec<Step> = steps.collect();
@@ -259,7 +259,7 @@ impl Leader {
         self.tell_hosts(servers).await;
     }
 
-    /// Informs the hosts whose tenants have changed.
+    /// Informs the hosts that have changed tenants.
     async fn tell_hosts(&mut self, servers: impl IntoIterator<Item = NodeId>) {
         if self.mode == Mode::Observe {
             return;
@@ -273,11 +273,11 @@ impl Leader {
 /// A tenant that arrived, grew or moved.
 struct Changed {
     slot: TenantSlot,
-    /// Its earlier reservations.
+    /// The tenant's earlier reservations.
     links: Vec<(LinkId, Need)>,
 }
 
-/// Names are used as keys and labels.
+/// Checks that a name can be used in keys and labels.
 fn check_name(name: &str) -> Result<(), ChangeRefused> {
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > 63 || !name.chars().all(fine) {
@@ -289,14 +289,14 @@ fn check_name(name: &str) -> Result<(), ChangeRefused> {
 }
 
 impl Fabric {
-    /// The nodes that can be reached now.
+    /// Returns the nodes that can be reached now.
     pub(super) fn clone_reach(&self, crew: &crate::carry_out::Crew) -> BTreeSet<NodeId> {
         let topology = self.topology();
         let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
         nodes.filter(|node| crew.reachable(self, *node)).collect()
     }
 
-    /// Returns to the queues of an earlier binding.
+    /// Gives tenants the queues of an earlier binding again.
     pub(super) fn return_to(
         &mut self,
         target: &[(TenantSlot, super::Bound)],

@@ -1,4 +1,4 @@
-//! When, and up to which revision, the store compacts its history.
+//! Decides when the store compacts its history, and up to which revision.
 //!
 //! # Problem
 //!
@@ -8,9 +8,9 @@
 //! # Approach
 //!
 //! Only the leader compacts. It compacts up to the last revision that it knew one period ago, so
-//! between one and two periods of history are kept. Present values stay, including everything that
-//! a transaction compares, because the leader's key exists. A watch that was interrupted for longer
-//! gets an error, and its reader lists again.
+//! between one and two periods of history are kept. Present values stay. These include all values
+//! that a transaction compares, because the leader's key exists. If a watch was interrupted for
+//! longer, it gets an error, and its reader lists again.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl Horizon {
         self.last = self.last.max(revision);
     }
 
-    /// The revision to compact up to, if a period has passed with a write in it.
+    /// Returns the revision to compact up to, if a period has passed and contained a write.
     pub(super) fn due(&mut self, now: Instant, period: Duration) -> Option<Revision> {
         let mark = self.mark;
         if mark.is_some_and(|(began, _)| now.saturating_duration_since(began) < period) {
@@ -53,7 +53,7 @@ mod tests {
         let (mut horizon, start) = (Horizon::default(), Instant::now());
         let period = Duration::from_secs(120);
         let mut compacted = Vec::new();
-        // A change per second, numbered by the second.
+        // There is one change per second, and its revision is the second.
         for second in 1..=600 {
             horizon.saw(Revision(second));
             if let Some(to) = horizon.due(start + Duration::from_secs(second), period) {

@@ -1,4 +1,4 @@
-//! Bindings in the store, and which of their parts are no longer needed.
+//! The leader's record of the stored bindings. It shows which parts are no longer needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::intent::{BOUND, BindingRecord, BoundRecord, VERSION};
 /// 80 kB.
 pub const SHARDS: usize = 256;
 
-/// The parts of a binding.
+/// A list of the parts of a binding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingHead {
     /// Version of the record: [`VERSION`].
@@ -22,15 +22,15 @@ pub struct BindingHead {
     pub stamp: Stamp,
     /// Number of passes so far.
     pub interval: u64,
-    /// Stamp with which each shard was written; `None` for a shard without queues.
+    /// Stamp with which each shard was written. `None` for a shard without queues.
     pub shards: Vec<Option<Stamp>>,
 }
 
-/// What this leader knows of the stored bindings.
+/// The leader's record of the stored bindings.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) head: Option<BindingHead>,
-    /// Contents of the head's shards. `None` if they are uncertain; the next write then includes
+    /// Contents of the head's shards. `None` if they are uncertain. The next write then includes
     /// all shards.
     pub(super) tenants: Option<BTreeMap<String, Bound>>,
     /// Earlier heads, oldest first.
@@ -43,7 +43,7 @@ pub(super) fn shard_of(tenant: &str) -> usize {
     usize::try_from(fnv1a(tenant.as_bytes()) % SHARDS as u64).unwrap_or(0)
 }
 
-/// A key that sorts in the order of stamps.
+/// Returns a key. Such keys sort in the order of their stamps.
 pub(super) fn stamped(below: &str, stamp: Stamp) -> String {
     format!("{below}{:020}.{:020}", stamp.epoch, stamp.generation)
 }
@@ -65,7 +65,7 @@ impl BindingHead {
 }
 
 impl Kept {
-    /// Shards whose stored contents differ from the binding.
+    /// Returns the shards that have other contents in the store than in the binding.
     pub(super) fn dirty(&self, now: &BTreeMap<String, Bound>) -> BTreeSet<usize> {
         let Some(kept) = &self.tenants else { return (0..SHARDS).collect() };
         let gone = kept.keys().filter(|name| !now.contains_key(*name));
@@ -73,7 +73,7 @@ impl Kept {
         gone.chain(changed.map(|(name, _)| name)).map(|name| shard_of(name)).collect()
     }
 
-    /// Stored keys that no head names.
+    /// Returns the stored keys that no head names.
     pub(super) fn garbage(&self) -> Vec<String> {
         let named: BTreeSet<String> =
             self.history.iter().chain(&self.head).flat_map(BindingHead::keys).collect();

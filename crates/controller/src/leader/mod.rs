@@ -1,12 +1,19 @@
-//! The leading controller: it takes over the stored state and decides once an interval.
+//! The leading controller. It takes over the stored state and decides once an interval.
 //!
-//! A change is stored before it is carried out. The transaction compares that this controller still
-//! leads. A change that the store refuses is not carried out. A tenant is reported as placed when
-//! it is stored. A failed plan is rolled back in the store too. An unreachable element is brought
-//! up to date later, and nothing else waits for it.
+//! # Approach
 //!
-//! Source: QShare §V, §VI. Takeover, modes and reverting are additions:
-//! `docs/reference/controller.md`.
+//! The leader stores a change before it carries it out. The transaction checks that this controller
+//! still leads. If the store refuses a change, the leader does not carry it out. The leader reports
+//! a tenant as placed when the tenant is stored. It rolls back a failed plan in the store too. If a
+//! host or switch is unreachable, the leader updates it later, and nothing else waits for it.
+//!
+//! # Source
+//!
+//! The interval follows QShare §V and §VI.
+//!
+//! # Departures
+//!
+//! Takeover, modes and reverting are additions: `docs/reference/controller.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -44,9 +51,10 @@ pub use kept::{BindingHead, SHARDS};
 pub use observe::begin_observing;
 pub use report::{IntervalReport, Totals};
 
-/// Number of earlier bindings that are kept for reverting.
+/// Number of earlier bindings that are kept so that an operator can revert.
 pub const HISTORY_MAX: usize = 16;
-/// Number of plans that are tried in an interval. Each leaves out the elements that failed before.
+/// Largest number of plans that the leader tries in an interval. Each leaves out the hosts and
+/// switches that failed before.
 const TRIES: usize = 4;
 /// Prefix of the keys of nodes that are out of service.
 pub const OUT: &str = "penstock/out/";
@@ -87,8 +95,8 @@ impl From<ChangeRefused> for LeaderError {
 /// Settings of a leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Number of intervals between two comparisons of all switches with their intended state; 0 for
-    /// never.
+    /// Number of intervals between two comparisons of all switches with their intended state. 0
+    /// means never.
     pub verify_every: u64,
     /// Least time for which the store keeps earlier values.
     pub history: Duration,
@@ -117,19 +125,20 @@ pub struct Leader {
     /// Rates that each server sent and received in the last interval, in bit/s.
     used: BTreeMap<NodeId, (u64, u64)>,
     horizon: Horizon,
-    /// The reported problem of each element that still has one.
+    /// The reported problem of each host or switch that still has one.
     complaints: BTreeMap<NodeId, String>,
-    /// Whether tenants arrived or moved since hosts got their limits for the shared queue.
+    /// Whether tenants have arrived or moved since hosts got their limits for the shared queue.
     headroom_changed: bool,
 }
 
 impl Leader {
-    /// Takes over: reads the stored state and makes switches and hosts follow it.
+    /// Takes over. It reads the stored state and makes switches and hosts follow it.
     ///
-    /// A tenant for which the topology has no room any more is reported and stays in the store.
+    /// If the topology no longer has room for a tenant, the leader reports this. The tenant stays
+    /// in the store.
     ///
     /// # Errors
-    /// The store cannot be read, or holds records that this program does not understand.
+    /// The store cannot be read, or contains records that this program does not understand.
     pub async fn take_over(
         fabric: Fabric,
         crew: Crew,
@@ -184,7 +193,7 @@ impl Leader {
             let record: TenantRecord = intent::from_bytes(&entry.key, &entry.value)?;
             records.push((entry.created, record));
         }
-        // In the order of arrival, because tenants may refer to earlier ones.
+        // They are in the order of arrival, because a tenant may refer to earlier tenants.
         records.sort_by_key(|(created, _)| *created);
         for (_, record) in records {
             let name = record.spec.name.clone();
@@ -269,7 +278,7 @@ impl Leader {
         }
     }
 
-    /// Brings hosts and switches that are out of date up to date, outside of an interval.
+    /// Updates the hosts and switches that are out of date, outside of an interval.
     pub async fn catch_up(&mut self) {
         if self.mode != Mode::Observe && !self.crew.out_of_date().is_empty() {
             self.mend().await;
@@ -279,7 +288,7 @@ impl Leader {
     /// Ends an interval.
     ///
     /// # Errors
-    /// [`LeaderError::Deposed`], or the store cannot be written. Nothing has changed then.
+    /// [`LeaderError::Deposed`], or the store cannot be written. In both cases nothing has changed.
     pub async fn interval(&mut self, usage: &Usage) -> Result<IntervalReport, LeaderError> {
         let began = Instant::now();
         let sum = |of: fn(&Used) -> u64, used: &[Used]| used.iter().map(of).sum::<u64>();
@@ -317,8 +326,8 @@ impl Leader {
         Ok(report)
     }
 
-    /// Decides by `pass`, which gets the reachable nodes, then stores the decision and carries it
-    /// out. If it is rolled back, decides again without the elements that failed.
+    /// Decides by `pass`, which gets the reachable nodes. Then it stores the decision and carries
+    /// it out. If the decision is rolled back, it decides again without the nodes that failed.
     async fn decide(
         &mut self,
         pass: impl Fn(&mut Fabric, &BTreeSet<NodeId>) -> Pass,
@@ -338,8 +347,8 @@ impl Leader {
         Ok(())
     }
 
-    /// Notes the hosts that have the current plan, and with it no removed tenant. A host that is
-    /// away marks by its last plan, unless an operator has set it failed.
+    /// Notes the hosts that have the current plan. They no longer mark for removed tenants. A host
+    /// that is away marks by its last plan, unless an operator has set it failed.
     fn note_stopped_marking(&mut self) {
         let Self { fabric, crew, .. } = self;
         let failed: BTreeSet<NodeId> = {
@@ -409,8 +418,8 @@ impl Leader {
                 self.troubles("taken-back", &why);
                 self.troubles("out-of-date", &stuck);
                 self.fabric.put_back(before);
-                // Parts of the plan's binding are stored under its stamp. An element's claim that
-                // another controller leads may be wrong, but the store knows.
+                // Parts of the plan's binding are stored under its stamp. A host or switch may be
+                // wrong when it says that another controller leads, but the store knows.
                 self.next_stamp();
                 self.put_binding(false).await?;
                 Ok(false)
@@ -435,7 +444,7 @@ impl Leader {
     fn changes(&mut self, promoted: &str, demoted: &str, pass: &Pass) {
         for (kind, list) in [(demoted, &pass.demoted), (promoted, &pass.promoted)] {
             for slot in list {
-                // A removed tenant has no name any more, and its removal was reported.
+                // A removed tenant has no name any more. Its removal was reported before.
                 let name = self.fabric.name(*slot).to_owned();
                 if name.is_empty() {
                     continue;
@@ -451,7 +460,7 @@ impl Leader {
         }
     }
 
-    /// Reports problems, each once until it is resolved.
+    /// Reports problems. It reports each problem once until the problem is resolved.
     fn troubles(&mut self, kind: &str, troubles: &[Trouble]) {
         for trouble in troubles {
             let told = self.complaints.insert(trouble.node, trouble.problem.clone());

@@ -1,4 +1,4 @@
-//! Observe mode for a restored store.
+//! Sets observe mode in a restored store.
 
 use crate::intent::{self, MODE, Mode};
 use crate::store::{Store, StoreError, Transaction, Write};

@@ -1,13 +1,13 @@
-//! Writing to the store.
+//! Writes to the store while this controller leads.
 
 use super::{Instant, Leader, LeaderError, OPERATIONS_MAX, StoreError, Transaction, Write};
 use crate::store::limits::TRANSACTION_BYTES_MAX;
 
-/// Space in a transaction for the comparison that this controller leads.
+/// Bytes in a transaction that are reserved for the check that this controller leads.
 const FENCE_BYTES: usize = 4_096;
 
-/// Splits writes, in order, into parts that a store accepts. Without writes, returns one empty
-/// part.
+/// Splits writes, in order, into parts that a store accepts. If there are no writes, returns one
+/// empty part.
 fn parts(writes: Vec<Write>) -> Vec<Vec<Write>> {
     if writes.is_empty() {
         return vec![writes];
@@ -29,8 +29,8 @@ fn parts(writes: Vec<Write>) -> Vec<Vec<Write>> {
 }
 
 impl Leader {
-    /// Commits if this controller still leads. This is checked even without writes. Large changes
-    /// are split in order, and each part is atomic.
+    /// Commits if this controller still leads. It checks this even if there are no writes. It
+    /// splits large changes in order, and each part is atomic.
     pub(super) async fn commit(&mut self, writes: Vec<Write>) -> Result<(), LeaderError> {
         for writes in parts(writes) {
             let transaction = Transaction { compare: vec![self.leadership.fence()], writes };

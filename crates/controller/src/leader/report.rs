@@ -18,13 +18,13 @@ pub struct IntervalReport {
     pub steps: usize,
     /// Whether the plan was rolled back.
     pub taken_back: bool,
-    /// Elements that failed.
+    /// Hosts and switches that failed.
     pub failed: usize,
     /// Switches whose state differed from the intended state.
     pub drifted: usize,
     /// Time for scoring and binding.
     pub decided_in: Duration,
-    /// Total time.
+    /// Time of all steps of the interval.
     pub took: Duration,
 }
 
@@ -38,13 +38,13 @@ pub struct Totals {
     pub demoted: u64,
     /// Plans that were rolled back.
     pub taken_back: u64,
-    /// Elements that failed.
+    /// Hosts and switches that failed.
     pub failed: u64,
     /// Switches whose state differed from the intended state.
     pub drifted: u64,
     /// Time for scoring and binding.
     pub decided_in: Duration,
-    /// Total time.
+    /// Time of all steps of the interval.
     pub took: Duration,
 }
 

@@ -15,7 +15,7 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// A connection with its peer, and the places that it occupies.
+/// A connection, its peer, and the places that it occupies.
 pub struct Connection {
     stream: Box<dyn Stream>,
     peer: Peer,

@@ -2,14 +2,15 @@
 //!
 //! # Problem
 //!
-//! Connections use descriptors, of which a process has a limited number. If `accept` fails for lack
-//! of descriptors, the listener stays readable, and a loop around it would spin.
+//! Connections use descriptors, and a process has a limited number of them. If `accept` fails
+//! because there are no descriptors, the listener stays readable. A loop around it would spin.
 //!
 //! # Approach
 //!
-//! A connection needs a place before it is accepted. Others wait in the kernel's queue. The number
-//! of places is limited to a fraction of the process's descriptors, so that the rest stays
-//! available for more important uses. After a failed `accept`, the listener pauses for [`PAUSE`].
+//! The listener accepts a connection only if there is a free place for it. Other connections wait
+//! in the kernel's queue. The number of places is at most a fraction of the process's descriptors.
+//! The other descriptors stay available for more important uses. After a failed `accept`, the
+//! listener pauses for [`PAUSE`].
 
 use std::io;
 use std::sync::Arc;
@@ -66,15 +67,15 @@ pub struct Gate<L> {
 }
 
 impl<L: Listener> Gate<L> {
-    /// Permits at most `connections` at a time, and at most one for each `descriptors` that this
-    /// process may have.
+    /// Creates a gate that permits at most `connections` at a time, and at most one for each
+    /// `descriptors` that this process may have.
     #[must_use]
     pub fn new(what: &'static str, listener: L, connections: usize, descriptors: usize) -> Self {
         let places = connections.min(descriptor_limit() / descriptors.max(1)).max(1);
         Self { what, listener, places: Arc::new(Semaphore::new(places)), told: None }
     }
 
-    /// The next connection, when a place is free.
+    /// Returns the next connection, when a place is free.
     pub async fn next(&mut self) -> (L::Stream, ConnectionPermit) {
         loop {
             let Ok(place) = Arc::clone(&self.places).acquire_owned().await else {
@@ -101,7 +102,7 @@ impl<L: Listener> Gate<L> {
     }
 }
 
-/// Number of descriptors that this process may have.
+/// Returns the number of descriptors that this process may have.
 fn descriptor_limit() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1_024, |(soft, _)| soft);
     usize::try_from(limit).unwrap_or(usize::MAX)
@@ -123,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// Fails this often, then returns connections.
+    /// A listener that fails this often, and then returns connections.
     struct Failing {
         left: AtomicUsize,
         calls: Arc<AtomicUsize>,

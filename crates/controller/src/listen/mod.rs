@@ -1,11 +1,11 @@
-//! A port for clients with certificates: admission and limits.
+//! Admits clients with certificates to a port, within limits.
 //!
-//! A client that shows no valid certificate within [`Limits::handshake`] is disconnected and
-//! counted. A certificate has a bounded number of connections ([`Limits::per_certificate`]), so
-//! that a stolen one cannot use all places. The first connections beyond that get an error from the
-//! service and end within [`TOLD_FOR`]; further ones are dropped. Every admitted connection has
-//! limits on streams, message sizes and signs of life. A client that exceeds a limit loses only its
-//! own connection.
+//! If a client shows no valid certificate within [`Limits::handshake`], the port disconnects and
+//! counts it. A certificate has a bounded number of connections ([`Limits::per_certificate`]), so a
+//! stolen certificate cannot use all places. The first connections beyond that number get an error
+//! from the service and end within [`TOLD_FOR`]. The port drops further ones. Every admitted
+//! connection has limits on its streams, on message sizes and on the time without traffic. If a
+//! client exceeds a limit, it loses only its own connection.
 
 use std::fmt;
 use std::io;
@@ -33,7 +33,7 @@ use peer::host_of_certificate;
 use places::{Admission, Places};
 pub use tls::{PemFiles, ServerTls};
 
-/// Accepted connections that wait to be served.
+/// Number of accepted connections that may wait for the service.
 const BACKLOG: usize = 64;
 /// Time in which a connection beyond the limit may read its error.
 pub const TOLD_FOR: Duration = Duration::from_secs(2);
@@ -41,25 +41,28 @@ pub const TOLD_FOR: Duration = Duration::from_secs(2);
 /// Limits of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at a time. Others wait to be accepted.
+    /// Largest number of connections at a time. Others wait until the port accepts them.
     pub connections: usize,
-    /// Number of the process's descriptors per connection.
+    /// Number of the process's descriptors for each connection.
     pub descriptors: usize,
-    /// Connections with the same certificate. An agent has one, and two while it reconnects.
+    /// Largest number of connections with the same certificate. An agent has one, and two while it
+    /// reconnects.
     pub per_certificate: usize,
     /// Time limit of a TLS handshake.
     pub handshake: Duration,
-    /// Streams of a connection. An agent has one.
+    /// Largest number of streams of a connection. An agent has one.
     pub streams: u32,
     /// Time without traffic after which a client is pinged.
     pub ping_every: Duration,
-    /// Time limit for its answer. A vanished client is noticed within the sum of both.
+    /// Time limit for the answer to a ping. The port notices a vanished client within the sum of
+    /// both times.
     pub ping_limit: Duration,
 }
 
 impl Default for Limits {
-    /// 20,000 connections and half of the descriptors, 4 connections per certificate, 5 s for a
-    /// handshake, 4 streams, and 8 s until a vanished client is noticed.
+    /// Returns limits of 20,000 connections, half of the descriptors, and 4 connections for each
+    /// certificate. A handshake may take 5 s. A connection has 4 streams. The port notices a
+    /// vanished client after 8 s.
     fn default() -> Self {
         let four = Duration::from_secs(4);
         Self {
@@ -86,8 +89,8 @@ pub trait Door: Send + Sync + fmt::Debug + 'static {
 /// A stream of admitted connections.
 pub type Incoming = ReceiverStream<io::Result<Connection>>;
 
-/// Admits connections, with concurrent handshakes, until the stream is dropped. Without `tls`,
-/// clients are not authenticated.
+/// Admits connections, with concurrent handshakes, until the stream is dropped. If `tls` is `None`,
+/// it does not authenticate clients.
 #[must_use]
 pub fn incoming(
     listener: TcpListener,
@@ -117,8 +120,8 @@ pub fn incoming(
     ReceiverStream::new(incoming)
 }
 
-/// Admits connections of a socket that only its owner can open: at most `connections`, and one for
-/// each `descriptors` that the process may have.
+/// Admits connections of a socket that only its owner can open. There are at most `connections`,
+/// and at most one for each `descriptors` that the process may have.
 #[must_use]
 pub fn local(listener: UnixListener, connections: usize, descriptors: usize) -> Incoming {
     let (out, incoming) = mpsc::channel(1);
@@ -148,7 +151,8 @@ struct Hall {
 }
 
 impl Hall {
-    /// Authenticates a connection and finds a place for it. The error says why it is not admitted.
+    /// Authenticates a connection and finds a place for it. If the connection is not admitted, the
+    /// error says why.
     async fn admit(&self, tcp: TcpStream, place: ConnectionPermit) -> Result<Connection, String> {
         let Some(tls) = &self.tls else {
             return Ok(Connection::new(tcp, Peer::default(), place));

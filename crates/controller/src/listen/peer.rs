@@ -1,4 +1,4 @@
-//! The peer of a connection.
+//! The identity of a connection's peer.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 /// The peer of a connection. Each of its requests has it as an extension.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
-    /// Names in its certificate, if it showed one.
+    /// Names in the peer's certificate, if it showed one.
     pub names: Option<Arc<BTreeSet<String>>>,
-    /// The limit of connections, if this one exceeds it.
+    /// The limit of connections, if this connection exceeds it.
     pub crowded: Option<usize>,
 }
 
@@ -31,7 +31,7 @@ impl Peer {
     }
 }
 
-/// Names in a certificate (DER): its DNS names and its common name.
+/// Returns the names in a certificate (DER), which are its DNS names and its common name.
 #[must_use]
 pub(super) fn host_of_certificate(der: &[u8]) -> BTreeSet<String> {
     let mut names = BTreeSet::new();

@@ -1,23 +1,23 @@
-//! Places of several kinds, counted while they are held.
+//! Counts the places of connections for each certificate.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The kind of a place: a certificate, by its fingerprint.
+/// Fingerprint of the certificate to which a place belongs.
 pub(super) type Key = [u8; 32];
 
-/// Number of held places by kind.
+/// Number of places in use, for each certificate.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Places(Arc<Mutex<HashMap<Key, usize>>>);
 
-/// A held place. Dropping it frees the place.
+/// A place in use. Dropping it frees the place.
 #[derive(Debug)]
 pub(super) struct CertificatePlace {
     of: Places,
     key: Key,
 }
 
-/// Result of asking for a place.
+/// Result of [`Places::take`].
 #[derive(Debug)]
 pub(super) enum Admission {
     /// The place is within the limit.
@@ -29,7 +29,8 @@ pub(super) enum Admission {
 }
 
 impl Places {
-    /// Takes a place of `limit`, or of as many again for connections that only get an error.
+    /// Takes one of `limit` places. If all are in use, it takes one of `limit` further places for
+    /// connections that only get an error.
     pub(super) fn take(&self, key: Key, limit: usize) -> Admission {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = held.entry(key).or_default();

@@ -1,15 +1,15 @@
 //! Certificates of a port, which may change while it is served.
 //!
-//! A handshake uses the certificates of its moment. An admitted connection continues whatever
-//! happens to them, with one exception: it ends when a new revocation list contains one of its
-//! certificates. Files are read and validated as a whole. While a file is missing or incomplete, or
-//! the key does not match the certificate, the previous files stay in force.
+//! A handshake uses the certificates that are in force at that time. If they change, an admitted
+//! connection continues. It ends only if a new revocation list contains one of its certificates.
+//! Files are read and validated as a whole. While a file is missing or incomplete, or the key does
+//! not match the certificate, the previous files stay in force.
 //!
 //! # Revocation
 //!
-//! If there are lists, every certificate between the peer's and the CA needs a list of its issuer,
-//! or it is refused. An expired list stays in force, with a warning: its certificates are still
-//! refused, and others are still admitted.
+//! If there are lists, every certificate between the peer's and the CA needs a list of its issuer.
+//! Without such a list, the certificate is refused. An expired list stays in force, and the port
+//! logs a warning. Certificates in the list are still refused, and others are still admitted.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,8 @@ pub struct PemFiles {
     pub crl: Option<PathBuf>,
 }
 
-/// Contents of the files: CA, certificate and key, then the revocation lists.
+/// Contents of the files. The first three are CA, certificate and key. The last is the revocation
+/// lists.
 type Contents = ([Vec<u8>; 3], Option<Vec<u8>>);
 
 /// Configuration of handshakes.
@@ -61,11 +62,11 @@ struct InForce {
 pub struct ServerTls {
     in_force: Arc<watch::Sender<Arc<InForce>>>,
     files: Option<PemFiles>,
-    /// Contents that were tried last, valid or not.
+    /// Contents that were tried last, even if they are not valid.
     tried: Arc<RwLock<Option<Contents>>>,
 }
 
-/// The key must not appear in logs.
+/// Leaves out the key, because it must not appear in logs.
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerTls").field("files", &self.files).finish_non_exhaustive()
@@ -73,8 +74,8 @@ impl fmt::Debug for ServerTls {
 }
 
 impl ServerTls {
-    /// Makes a fixed configuration from the contents of PEM files: the CA of the clients, the
-    /// server certificate with its intermediates, and its key.
+    /// Makes a fixed configuration from the contents of PEM files. They are the CA of the clients,
+    /// the server certificate with its intermediates, and its key.
     ///
     /// # Errors
     /// One of them is invalid.
@@ -84,8 +85,8 @@ impl ServerTls {
         Ok(Self { in_force, files: None, tried: Arc::default() })
     }
 
-    /// Reads a configuration from files, which may change: see [`Self::watch`] and
-    /// [`Self::reload`].
+    /// Reads a configuration from files. [`Self::watch`] and [`Self::reload`] read them again when
+    /// they change.
     ///
     /// # Errors
     /// A file cannot be read or is invalid.
@@ -96,7 +97,7 @@ impl ServerTls {
         Ok(Self { in_force, files: Some(files), tried: Arc::new(RwLock::new(Some(contents))) })
     }
 
-    /// Configuration of the next handshake.
+    /// Returns the configuration of the next handshake.
     #[must_use]
     pub fn current(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.in_force.borrow().config)
@@ -107,8 +108,8 @@ impl ServerTls {
         self.revoked_since(&chain, UnixTime::now()).await;
     }
 
-    /// Checks as of the time of admission. For a certificate that has expired since, rustls reports
-    /// the expiry and does not check the lists.
+    /// Checks the certificates as of the time of admission. If a certificate has expired since
+    /// then, rustls would report the expiry and not check the lists.
     async fn revoked_since(self, chain: &[CertificateDer<'static>], let_in: UnixTime) {
         let mut in_force = self.in_force.subscribe();
         let Some((own, between)) = chain.split_first() else { return };
@@ -118,17 +119,17 @@ impl ServerTls {
             if matches!(found, Err(TlsError::InvalidCertificate(CertificateError::Revoked))) {
                 return;
             }
-            // It never fails: `self` has the sender.
+            // This never fails, because `self` has the sender.
             let _ = in_force.changed().await;
         }
     }
 
-    /// Reads the files again, if there are any. Returns whether they had changed and are in force
-    /// now.
+    /// Reads the files again, if there are any. Returns true if they had changed and are now in
+    /// force.
     ///
     /// # Errors
-    /// They have changed, and a file cannot be read or is invalid. The previous files stay in
-    /// force. The same contents are reported once.
+    /// The files have changed, and one of them cannot be read or is invalid. The previous files
+    /// stay in force. The same contents cause only one error.
     pub fn reload(&self) -> Result<bool, ServeError> {
         let Some(files) = &self.files else { return Ok(false) };
         let contents = read(files)?;
@@ -142,7 +143,7 @@ impl ServerTls {
         Ok(true)
     }
 
-    /// As [`Self::reload`], and logs the result.
+    /// Calls [`Self::reload`] and logs the result.
     pub fn reload_and_tell(&self) {
         match self.reload() {
             Ok(true) => tracing::info!(files = ?self.files, "new certificates in force"),
@@ -151,7 +152,7 @@ impl ServerTls {
         }
     }
 
-    /// Checks the files at this interval, which takes a few small reads. Never returns.
+    /// Checks the files at this interval. A check takes a few small reads. This future never ends.
     pub async fn watch(self, every: Duration) {
         let mut looks = interval(every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -221,7 +222,7 @@ pub(crate) fn lists(
     Ok(lists)
 }
 
-/// When the first of them expires.
+/// Returns the time at which the first of these lists expires.
 fn first_end(lists: &[CertificateRevocationListDer<'_>]) -> Option<SystemTime> {
     let end = |list: &CertificateRevocationListDer<'_>| {
         let (_, list) = CertificateRevocationList::from_der(list).ok()?;
@@ -309,7 +310,7 @@ mod tests {
         let make = |lists: String| Arc::new(make(&contents(&lists), None).unwrap());
         let in_force = Arc::new(watch::Sender::new(make(authority.revokes(&[9], 2100))));
         let tls = ServerTls { in_force: Arc::clone(&in_force), files: None, tried: Arc::default() };
-        // In 2020, when it was valid.
+        // This time is in 2020, when the certificate was valid.
         let let_in = UnixTime::since_unix_epoch(Duration::from_secs(1_590_000_000));
         let session = tls.revoked_since(&peer, let_in);
         tokio::pin!(session);

@@ -1,8 +1,8 @@
-//! The life of a controller: it campaigns, leads, and campaigns again.
+//! The life of a controller. It campaigns, leads, and campaigns again.
 //!
-//! A controller renews its lease three times per lease time. A leader that cannot renew it stops
-//! before another can lead: it ends all sessions, and the store refuses its writes. When it leads
-//! again, it reads all state again.
+//! A controller renews its lease three times per lease time. If a leader cannot renew it, the
+//! leader stops before another controller can lead. It ends all sessions, and the store refuses its
+//! writes. When it leads again, it reads all state again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,18 +25,18 @@ mod operator;
 
 pub use operator::{Operator, ReadTenants};
 
-/// Time for which a leader that is gone keeps its leadership.
+/// Time of the lease. A leader that is gone keeps its leadership for this time.
 pub const LEASE: Duration = Duration::from_secs(10);
-/// Time between two renewals of the lease.
+/// Time between two renewals of the lease. It is about a third of the lease time.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
-/// A leader stops if no renewal succeeded for this time, well before the lease ends.
+/// A leader stops if no renewal has succeeded for this time. It is well below the lease time.
 const GIVE_UP: Duration = Duration::from_secs(7);
-/// Pause before the store is tried again.
+/// Pause before the controller calls the store again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Parts of a controller.
 pub struct Setup {
-    /// Name among the controllers.
+    /// Name of this controller among all controllers.
     pub name: String,
     /// Address to which other controllers redirect agents.
     pub advertise: String,
@@ -63,14 +63,14 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller that does not lead yet.
+    /// Creates a controller that does not lead yet.
     #[must_use]
     pub fn new(setup: Setup) -> Arc<Self> {
         let leading = watch::channel(Leading::Elsewhere(String::new())).0;
         Arc::new(Self { setup, leader: Mutex::new(None), leading })
     }
 
-    /// Whether it leads, and who leads if it does not.
+    /// Whether this controller leads, and which controller leads if it does not.
     #[must_use]
     pub fn leading(&self) -> watch::Receiver<Leading> {
         self.leading.subscribe()
@@ -81,7 +81,7 @@ impl Controller {
         &self.setup.hosts
     }
 
-    /// The leader's state, if this controller leads.
+    /// Returns the leader's state, if this controller leads.
     pub(crate) async fn leader(&self) -> MutexGuard<'_, Option<Leader>> {
         self.leader.lock().await
     }
@@ -150,7 +150,7 @@ impl Controller {
         led
     }
 
-    /// While waiting for leadership, renews the lease and updates who leads.
+    /// Waits for leadership. Meanwhile it renews the lease and updates which controller leads.
     async fn wait_for_turn(&self, lease: LeaseId) -> Result<(), Turn> {
         loop {
             let store = &self.setup.store;
@@ -169,8 +169,8 @@ impl Controller {
         }
     }
 
-    /// Decides while the lease is renewed. A decision may take long if switches do not answer, and
-    /// the lease must not wait for it.
+    /// Decides once an interval and renews the lease at the same time. If switches do not answer, a
+    /// decision may take long, and the lease must not wait for it.
     async fn lead(&self, lease: LeaseId, alive: Instant) -> Result<(), LeaderError> {
         tokio::select! {
             led = self.decide() => led,
@@ -210,7 +210,7 @@ impl Controller {
         }
     }
 
-    /// Brings newly connected hosts up to date.
+    /// Sends plans to hosts that have just connected.
     async fn greet(&self) {
         let mut guard = self.leader.lock().await;
         let Some(leader) = guard.as_mut() else { return };
@@ -243,7 +243,7 @@ impl Controller {
         }
     }
 
-    /// A view by its name, as JSON. `None` if there is no such view or tenant.
+    /// Returns a view by its name, as JSON. `None` if there is no such view or tenant.
     pub async fn view(&self, what: &str, name: &str) -> Option<Value> {
         let guard = self.leader.lock().await;
         let hosts = &self.setup.hosts;
@@ -289,13 +289,13 @@ async fn told(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// How waiting for leadership ended.
+/// How the wait for leadership ended.
 enum Turn {
     Leads(crate::store::Leadership),
     Failed(LeaderError),
 }
 
-/// Returns leadership as an error, so that joining it with an endless future ends.
+/// Returns leadership as an error. A join with an endless future then ends.
 async fn biased_first(
     campaign: impl Future<Output = Result<crate::store::Leadership, LeaderError>>,
 ) -> Result<crate::store::Leadership, Turn> {

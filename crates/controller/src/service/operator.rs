@@ -1,4 +1,4 @@
-//! The operators' API: gRPC with answers in JSON.
+//! The operators' API. It uses gRPC, and its answers are JSON.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::wire::v1::{
     SetServiceRequest, TenantName, TomlText,
 };
 
-/// Reads a tenants file. The error has every mistake, one per line.
+/// Function that reads a tenants file. The error has every mistake, one per line.
 pub type ReadTenants =
     Arc<dyn Fn(&str, &Topology, &[String]) -> Result<Vec<TenantSpec>, String> + Send + Sync>;
 
@@ -59,7 +59,7 @@ fn status(error: &LeaderError) -> Status {
 }
 
 impl Operator {
-    /// A service for a controller. `read` knows the syntax of tenants files.
+    /// Creates a service for a controller. `read` reads tenants files.
     #[must_use]
     pub fn new(controller: Arc<Controller>, read: ReadTenants) -> Self {
         Self { controller, read }
@@ -82,7 +82,7 @@ impl OperatorService for Operator {
     async fn get_view(&self, request: Request<GetViewRequest>) -> Reply {
         let GetViewRequest { what, name } = request.into_inner();
         if what != "status" {
-            // Fails with the leader's address if another controller leads.
+            // If another controller leads, this fails with its address.
             drop(self.leader().await?);
         }
         match self.controller.view(&what, &name).await {

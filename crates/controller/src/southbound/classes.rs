@@ -8,31 +8,33 @@
 //!
 //! # Source
 //!
-//! SONiC `DSCP_TO_TC_MAP`, `TC_TO_QUEUE_MAP`. QShare §VI assumes a single map.
+//! SONiC has the two maps as `DSCP_TO_TC_MAP` and `TC_TO_QUEUE_MAP`. QShare §VI assumes a single
+//! map.
 //!
 //! # Approach
 //!
 //! Code points with the same queue on every port share a class; others do not. Code points in queue
-//! 0 on every port have class 0. A code point keeps its class. A new one gets an unused class if
-//! there is one, so that the class can be prepared before a frame has it.
+//! 0 on every port have class 0. A code point keeps its class. A new code point gets an unused
+//! class if there is one. That class can then be prepared before any frame uses it.
 //!
 //! # Example
 //!
-//! A test: two ports, classes 0 to 7. Code point 8 is in queue 1 on both, 16 in queues 2 and 1, 24
-//! in queue 1 on both. They get classes 1, 2, 1.
+//! A test has two ports and classes 0 to 7. Code points 8 and 24 are in queue 1 on both ports. Code
+//! point 16 is in queue 2 on the first port and in queue 1 on the second. The test expects class 1
+//! for 8, class 2 for 16 and class 1 for 24.
 //!
 //! # Cost
 //!
-//! O(code points · ports), with at most 63 code points and 16 classes.
+//! An assignment takes O(code points · ports), with at most 63 code points and 16 classes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::driver::{Capabilities, ONE_STEP, PortState, SwitchState};
 
-/// Completes `wanted` for a switch with classes: a code point that has the same queue on every port
-/// that names it gets that queue on all ports. Its tenant does not send through the other ports, so
-/// nothing is specified there. Read as queue 0, each set of ports would need a class of its own.
-/// With one queue per switch and tenant, the switch then needs fewer classes than queues.
+/// Completes `wanted` for a switch with classes. Some ports do not name a code point, because its
+/// tenant does not send through them. If all ports that name it use the same queue, the code point
+/// gets that queue on all ports. If it had queue 0 there, each set of ports would need a class of
+/// its own. With one queue per switch and tenant, the switch then needs fewer classes than queues.
 pub(super) fn complete(can: &Capabilities, wanted: &mut SwitchState) {
     if can.classes >= ONE_STEP || !can.remap {
         return;
@@ -55,7 +57,7 @@ pub(super) fn needed<'a>(ports: impl Iterator<Item = &'a PortState>) -> usize {
     groups(&ports.map(|port| &port.map).collect::<Vec<_>>()).len()
 }
 
-/// Class of each code point except those in class 0, and the queue of each class on each port.
+/// The class of each code point except those in class 0, and the queue of each class on each port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Assignment {
     pub(super) class: BTreeMap<u8, u8>,
@@ -76,11 +78,11 @@ fn groups(wanted: &[&BTreeMap<u8, u8>]) -> BTreeMap<Vec<u8>, Vec<u8>> {
     groups
 }
 
-/// Assigns classes for the maps `wanted` on the ports, in their order. `now` is the present
+/// Assigns classes for the maps `wanted`, which are in the order of the ports. `now` is the present
 /// assignment.
 ///
 /// # Errors
-/// The number of classes needed besides 0, if it exceeds the available ones.
+/// Returns the number of classes needed besides 0, if the switch has fewer.
 pub(super) fn assign(
     now: &BTreeMap<u8, u8>,
     wanted: &[&BTreeMap<u8, u8>],

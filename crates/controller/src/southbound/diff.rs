@@ -1,9 +1,9 @@
-//! Changes from a present to a wanted state.
+//! Computes the changes from a present to a wanted state.
 
 use super::driver::{Change, PortState, SwitchState};
 
-/// The changes that turn `is` into `wanted`. Unmaps come before maps, and weights come last. Ports
-/// that `wanted` does not name, or that the switch leaves out, are not changed.
+/// Returns the changes that turn `is` into `wanted`. Unmaps come before maps, and weights come
+/// last. Ports do not change if `wanted` does not name them or if the switch leaves them out.
 #[must_use]
 pub fn diff(is: &SwitchState, wanted: &SwitchState) -> Vec<Change> {
     let nothing = PortState::default();

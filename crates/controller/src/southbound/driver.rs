@@ -1,4 +1,4 @@
-//! A switch's state, changes to it, and the trait that every driver implements.
+//! The state of a switch, the changes to it, and the trait that every driver implements.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,6 @@ use crate::Stamp;
 /// [`Capabilities::classes`] of a switch without classes: the number of code points.
 pub const ONE_STEP: u8 = 64;
 
-/// Capabilities of a switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
     /// Queues of a port, including the shared one.
@@ -25,7 +24,7 @@ pub struct Capabilities {
     pub weights: (u32, u32),
     /// Whether the map from code point to queue can change while traffic runs.
     pub remap: bool,
-    /// The map of every port, if it cannot change. Empty otherwise.
+    /// The map of every port, if it cannot change. It is empty otherwise.
     pub fixed_map: BTreeMap<u8, u8>,
     /// Whether ports of this switch may have different maps.
     pub map_per_port: bool,
@@ -34,16 +33,17 @@ pub struct Capabilities {
 /// State of a sending port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortState {
-    /// Weight of each queue; queue 0 is the shared one. Weight 0 means that the queue only gets
-    /// what others leave. Queues beyond the end have weight 0.
+    /// Weight of each queue; queue 0 is the shared one. A queue of weight 0 only gets the bandwidth
+    /// that other queues do not use. Queues beyond the end have weight 0.
     pub weights: Vec<u32>,
-    /// Queue of each mapped code point; others are in queue 0. Mapping to 0 is the same as no
-    /// mapping.
+    /// Queue of each mapped code point. Other code points are in queue 0, so a mapping to queue 0
+    /// changes nothing.
     pub map: BTreeMap<u8, u8>,
 }
 
 impl PortState {
-    /// The canonical form: no zeros at the end of the weights, and nothing mapped to queue 0.
+    /// Returns the canonical form. It has no zeros at the end of the weights, and no code point
+    /// mapped to queue 0.
     #[must_use]
     pub fn canonical(mut self) -> Self {
         self.weights.truncate(self.weights.iter().rposition(|w| *w != 0).map_or(0, |at| at + 1));
@@ -52,20 +52,19 @@ impl PortState {
     }
 }
 
-/// State of a switch as far as binding concerns it.
+/// The part of a switch's state that a binding sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchState {
     /// Stamp of the last complete decision.
     pub stamp: Stamp,
-    /// State of each port, by the switch's own name.
+    /// State of each port. The key is the switch's own name of the port.
     pub ports: BTreeMap<String, PortState>,
-    /// Ports that the driver must leave alone, with the reason, such as other configuration on the
+    /// Ports that the driver must not change, with the reason, such as another configuration on the
     /// switch. All other ports work.
     #[serde(default)]
     pub left_out: BTreeMap<String, String>,
 }
 
-/// A single change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Change {
@@ -82,7 +81,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The port that changes.
+    /// Name of the port that changes.
     #[must_use]
     pub fn port(&self) -> &str {
         match self {
@@ -131,14 +130,13 @@ pub struct PortInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// The switch is unreachable for now.
+    /// The switch is temporarily unreachable.
     #[error("switch {switch}: cannot be reached: {problem}")]
     Unreachable { switch: String, problem: String },
     /// The switch refused a change.
     #[error("switch {switch}: refused {change}: {problem}")]
     Refused {
         switch: String,
-        /// The refused change.
         change: String,
         /// The switch's message.
         problem: String,
@@ -169,14 +167,14 @@ pub enum DriverError {
     Beyond {
         switch: String,
         what: String,
-        /// The switch's limit.
+        /// The limit of the switch that the request exceeds.
         limit: String,
         remedy: String,
     },
 }
 
 impl DriverError {
-    /// Checks that the stamp `told` is not older than what the switch `has`.
+    /// Checks that the stamp `told` is not older than the switch's stamp `has`.
     pub(crate) fn fence(switch: &str, has: Stamp, told: Stamp) -> Result<(), Self> {
         if told >= has {
             return Ok(());
@@ -196,18 +194,18 @@ pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
 
     async fn capabilities(&self) -> Result<Capabilities, DriverError>;
 
-    /// Reads the present state from the switch.
+    /// Reads the switch's present state.
     async fn read_back(&self) -> Result<SwitchState, DriverError>;
 
-    /// Applies `changes` in order. If it fails, some of them may be in force; repeating the request
-    /// is safe. The switch stores `stamp` after the last change.
+    /// Applies `changes` in order. The switch stores `stamp` after the last change. After an error,
+    /// some changes may be in force. The request is idempotent, so it may be repeated.
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError>;
 
-    /// What [`apply`](Self::apply) would send to the switch now, in the switch's own syntax.
-    /// Nothing is changed. The switch is read first, because the result depends on its state: one
-    /// line may contain several changes, or one change take several lines.
+    /// Returns what [`apply`](Self::apply) would send to the switch now, in the switch's own
+    /// syntax. It changes nothing. It reads the switch first, because the result depends on its
+    /// state. One line may contain several changes, and one change may need several lines.
     async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError>;
 
-    /// Counters of its queues.
+    /// Reads the counters of all queues.
     async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError>;
 }

@@ -1,14 +1,15 @@
-//! Pending changes of a switch.
+//! The changes that a switch still needs.
 
 use super::driver::{Capabilities, Change, DriverError, PortState, SwitchDriver, SwitchState};
 use super::step::{agree, step};
 use super::{classes, diff::diff};
 
-/// The changes until a switch has the state `wanted`, without the ports that it leaves out.
+/// Returns the changes that give a switch the state `wanted`. Ports that the switch leaves out do
+/// not change.
 ///
 /// # Errors
-/// The switch does not answer, or [`DriverError::Beyond`] if it cannot have that state. It is not
-/// changed.
+/// The switch does not answer, or it cannot have that state ([`DriverError::Beyond`]). The switch
+/// is not changed.
 pub async fn missing(
     driver: &dyn SwitchDriver,
     wanted: &SwitchState,

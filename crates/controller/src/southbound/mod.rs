@@ -1,9 +1,10 @@
-//! Drivers of switches: one trait, several kinds of switches.
+//! Drivers of switches. All kinds of switches share one trait.
 //!
 //! # Problem
 //!
 //! A binding consists of queue weights and a map from code point to queue on each port. Every
-//! vendor has its own syntax and limits for these, and some report what is not true.
+//! vendor has its own syntax and limits for these. Some switches report a state that they do not
+//! have.
 //!
 //! # Approach
 //!
@@ -12,7 +13,9 @@
 //! drivers. Every change carries a [`Stamp`](crate::Stamp), which is stored on the switch. A switch
 //! refuses older stamps. A driver makes no decisions.
 //!
-//! Source: QShare §V-D, §VI. `docs/reference/fabric.md` has the facts about switches.
+//! # Source
+//!
+//! The source is QShare §V-D and §VI. `docs/reference/fabric.md` has the facts about switches.
 
 mod classes;
 mod diff;

@@ -1,10 +1,13 @@
-//! Driver of a Penstock daemon as a switch: `penstock host run` with `[switch]` in its file.
+//! Driver of a Penstock daemon as a switch. The daemon is `penstock host run` with `[switch]` in
+//! its file.
 //!
-//! Each call is one request on a connection of its own. Certificates are read for each, so they may
-//! change. The daemon ([`crate::switch`]) compares stamps and applies a change atomically, so this
-//! driver needs no lock.
+//! Each call sends one request on its own connection. The driver reads the certificates for each
+//! connection, so they may change. The daemon ([`crate::switch`]) compares stamps and applies a
+//! change atomically. This driver therefore needs no lock.
 //!
-//! Source: `proto/penstock/switch/v1/switch.proto`.
+//! # Source
+//!
+//! `proto/penstock/switch/v1/switch.proto` defines the messages.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,21 +24,20 @@ use crate::switch::wire::v1::switch_service_client::SwitchServiceClient;
 use crate::switch::wire::{SWITCH_BYTES_MAX, v1};
 use crate::wire::describe;
 
-/// Time limit of connecting, and of an answer.
+/// Time limit for making a connection, and for an answer.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
-/// Most queues of a port.
+/// Largest number of queues of a port.
 const QUEUES_MAX: u8 = 64;
 
-/// Address of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// Its socket on this machine, which only its owner can open.
+    /// The daemon's socket on this machine. Only the socket's owner can open it.
     Socket(PathBuf),
     /// `host:port`, with certificates.
     Tcp(String, Tls),
 }
 
-/// PEM files, read for each connection.
+/// PEM files. The driver reads them for each connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
     /// CA of the switch's certificate.
@@ -57,11 +59,11 @@ pub struct PenstockSwitch {
 }
 
 impl PenstockSwitch {
-    /// A driver of the daemon at an address that uses this many of its queues. It does not connect
-    /// yet.
+    /// Creates a driver of the daemon at `address`, which uses this many of the daemon's queues.
+    /// It does not connect yet.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`]: fewer than 2 or more than 64 queues.
+    /// [`DriverError::Beyond`] if there are fewer than 2 or more than 64 queues.
     pub fn new(
         name: &str,
         ports: &[PortInfo],

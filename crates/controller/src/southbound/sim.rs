@@ -1,9 +1,18 @@
 //! A simulated switch.
 //!
-//! Most failures between a controller and a switch cannot be provoked on a real one, and few people
-//! have thousands of switches. [`SimSwitch`] keeps a [`SwitchState`] in memory, follows the rules
-//! of [`step()`] and fails according to [`Faults`]. A change takes O(queues) for weights and O(log
-//! code points) for a map. It needs no thread or task.
+//! # Problem
+//!
+//! Most failures between a controller and a switch cannot be provoked on a real switch, and few
+//! people have thousands of switches.
+//!
+//! # Approach
+//!
+//! [`SimSwitch`] keeps a [`SwitchState`] in memory, follows the rules of [`step()`] and fails
+//! according to [`Faults`]. It needs no thread or task.
+//!
+//! # Cost
+//!
+//! A change of weights takes O(queues). A change of a map takes O(log code points).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,20 +26,20 @@ use super::driver::{
 use super::step::{agree, step};
 use crate::Stamp;
 
-/// Faults of a [`SimSwitch`], until they are set again.
+/// Faults of a [`SimSwitch`]. They last until the caller sets other faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// It does not answer.
+    /// The switch does not answer.
     pub unreachable: bool,
-    /// It refuses every change of an [`apply`](SwitchDriver::apply) after this many. Earlier ones
-    /// are applied.
+    /// The switch applies this many changes of an [`apply`](SwitchDriver::apply) and refuses the
+    /// next one.
     pub refuses_after: Option<usize>,
-    /// It reports success and changes nothing. A read-back shows this.
+    /// The switch reports success and changes nothing. A read-back shows the unchanged state.
     pub ignores: bool,
-    /// It reports success, changes nothing, and reads back the intended state. [`SimSwitch::truth`]
-    /// shows the real one.
+    /// The switch reports success and changes nothing, but reads back the intended state.
+    /// [`SimSwitch::truth`] shows the real state.
     pub lies: bool,
-    /// Delay of each answer, by tokio's clock.
+    /// Delay of each answer in tokio's time.
     pub slow: Duration,
 }
 
@@ -44,9 +53,9 @@ pub struct SimSwitch {
 
 #[derive(Debug)]
 struct Inner {
-    /// Real state.
+    /// The state that frames would meet.
     truth: SwitchState,
-    /// Intended state. It differs from `truth` only with [`Faults::lies`].
+    /// The intended state. It differs from `truth` only with [`Faults::lies`].
     told: SwitchState,
     faults: Faults,
     counters: Vec<QueueCounters>,
@@ -54,7 +63,7 @@ struct Inner {
 }
 
 impl SimSwitch {
-    /// A switch that has just started and has no faults.
+    /// Creates a switch that has just started and has no faults.
     #[must_use]
     pub fn new(name: &str, can: Capabilities, ports: &[PortInfo]) -> Self {
         let fresh = PortState { weights: vec![], map: can.fixed_map.clone() };
@@ -74,7 +83,8 @@ impl SimSwitch {
         self.inner().faults = faults;
     }
 
-    /// Restarts it: no weights, no map, no stamp, counters at 0. Faults stay.
+    /// Restarts the switch. It then has no weights, no map and no stamp, and all counters are 0.
+    /// Faults stay.
     pub fn restart(&self) {
         let mut inner = self.inner();
         for port in inner.truth.ports.values_mut() {
@@ -85,13 +95,13 @@ impl SimSwitch {
         inner.counters.clear();
     }
 
-    /// Its real state.
+    /// Returns the switch's real state, even if it reports another one.
     #[must_use]
     pub fn truth(&self) -> SwitchState {
         self.inner().truth.clone()
     }
 
-    /// Number of changes that it has not refused.
+    /// Number of changes that the switch has not refused.
     #[must_use]
     pub fn applied(&self) -> u64 {
         self.inner().applied
@@ -111,13 +121,13 @@ impl SimSwitch {
         }
     }
 
-    /// Waits for its delay. Fails if it is unreachable.
+    /// Waits for the switch's delay. Fails if the switch is unreachable.
     async fn answer(&self) -> Result<(), DriverError> {
         let Faults { slow, .. } = self.inner().faults.clone();
         if !slow.is_zero() {
             tokio::time::sleep(slow).await;
         }
-        // Checked afterwards, because it may have failed during the delay.
+        // This check follows the delay, because the switch may fail during the delay.
         if self.inner().faults.unreachable {
             let problem = "simulated".to_owned();
             return Err(DriverError::Unreachable { switch: self.name.clone(), problem });

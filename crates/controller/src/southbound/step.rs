@@ -1,17 +1,20 @@
-//! Applying one change to a state, with the checks common to all drivers.
+//! Applies one change to a state, with the checks common to all drivers.
 
 use super::classes;
 use super::driver::{Capabilities, Change, DriverError, PortState, SwitchState};
 
-/// Largest code point (RFC 2474 §3: six bits).
+/// Largest code point. A code point has six bits (RFC 2474 §3).
 const DSCP_MAX: u8 = 63;
 
 /// Applies `change` to `state` of a switch with these capabilities.
 ///
 /// # Errors
-/// [`DriverError::Beyond`], with `state` unchanged: the port, queue or code point does not exist,
-/// the code point is 0 (the shared queue), a weight is neither 0 nor in the switch's range, or the
-/// map differs from the fixed one.
+/// [`DriverError::Beyond`] in the following cases. `state` is then unchanged.
+///
+/// - The port, queue or code point does not exist.
+/// - The code point is 0, which belongs to the shared queue.
+/// - A weight is neither 0 nor in the switch's range.
+/// - The map differs from the fixed map.
 pub fn step(
     switch: &str,
     can: &Capabilities,
@@ -82,8 +85,8 @@ fn fixed(can: &Capabilities) -> String {
 /// Checks that the ports' maps are compatible.
 ///
 /// # Errors
-/// [`DriverError::Beyond`]: the switch has one map for all ports and two differ, or the maps need
-/// more classes than it has.
+/// [`DriverError::Beyond`] if the switch has one map for all ports and two maps differ, or if the
+/// maps need more classes than the switch has.
 pub fn agree(switch: &str, can: &Capabilities, state: &SwitchState) -> Result<(), DriverError> {
     let needed = classes::needed(state.ports.values());
     if can.remap && needed >= usize::from(can.classes) {

@@ -1,4 +1,4 @@
-//! Checks before a switch is changed.
+//! Tests of the checks before a switch is changed.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,14 @@ fn can(queues: u8, classes: u8) -> Capabilities {
     Capabilities { queues, classes, weights, remap: true, fixed_map, map_per_port: true }
 }
 
-/// Sixteen ports, named by their numbers.
+/// Creates a switch with sixteen ports, named by their numbers.
 fn switch(can: Capabilities) -> SimSwitch {
     let port = |n: u8| PortInfo { name: n.to_string(), rate: BitsPerSecond(1_000) };
     SimSwitch::new("leaf1", can, &(0..16).map(port).collect::<Vec<_>>())
 }
 
-/// Tenant n has code point n + 1, on ports n and n + 1 only, in one of three queues.
+/// Returns a state of many tenants. Tenant n has code point n + 1 in one of three queues. It uses
+/// ports n and n + 1 only.
 fn tenants(all: u8) -> SwitchState {
     let ports = (0..16).map(|port: u8| (port.to_string(), PortState::default()));
     let mut wanted = SwitchState { ports: ports.collect(), ..SwitchState::default() };
@@ -46,7 +47,7 @@ async fn tenants_on_more_sets_of_ports_than_there_are_classes_share_the_classes_
     }
     assert_eq!(truth.ports["0"].map[&12], 3, "a port without it says the same");
 
-    // A code point that leaves the switch leaves all its ports.
+    // If a code point leaves the switch, it leaves all ports.
     let fewer = tenants(11);
     let changes = missing(&switch, &fewer).await.expect("answers");
     switch.apply(Stamp::default(), &changes).await.expect("possible");

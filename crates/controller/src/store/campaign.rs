@@ -1,17 +1,19 @@
 //! Leader election, implemented once for all stores.
 //!
-//! Each candidate writes a key below the election's, under its lease. The key that was created
-//! first leads. Every other candidate watches the key created just before its own, so the end of a
-//! leader wakes one candidate only.
+//! # Approach
+//!
+//! Each candidate writes a key below the election's key, under its lease. The candidate with the
+//! oldest key leads. Every other candidate watches the key that was created just before its own.
+//! The end of a leader therefore wakes only one candidate.
 //!
 //! # Source
 //!
-//! etcd's `client/v3/concurrency`, election.
+//! The method is that of the election in etcd's `client/v3/concurrency`.
 //!
 //! # Departures
 //!
-//! A candidate's key contains a number beside the lease's. A candidate that withdraws and campaigns
-//! again therefore does not meet its own withdrawal.
+//! A candidate's key contains a number in addition to the lease's number. If a candidate withdraws
+//! and campaigns again, the withdrawal therefore does not delete the new key.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +23,7 @@ use super::contract::{
     Change, Compare, Entry, Leadership, LeaseId, Revision, Store, StoreError, Transaction, Write,
 };
 
-/// The leader of the election at `key`. The entry's value is the candidate's name.
+/// Returns the leader of the election at `key`. The entry's value is the candidate's name.
 ///
 /// # Errors
 /// Those of [`Store::list`].
@@ -32,8 +34,8 @@ pub async fn leader(store: &dyn Store, key: &str) -> Result<Option<Entry>, Store
 
 /// Implements [`Store::campaign`] for a store with several handles.
 ///
-/// The campaign runs as a separate task. If the caller gives up, a pending write is awaited and
-/// then undone, so it cannot arrive after the withdrawal.
+/// The campaign runs as a separate task. If the caller gives up, the task waits for a pending write
+/// and then undoes it. The write therefore cannot arrive after the withdrawal.
 pub(super) async fn run<S>(
     store: S,
     key: &str,
@@ -67,7 +69,7 @@ where
     static STOOD: AtomicU64 = AtomicU64::new(0);
     let number = STOOD.fetch_add(1, Ordering::Relaxed);
     let key = format!("{prefix}{:016x}.{number}", lease.0);
-    // From here on the key may exist, whatever the store answers.
+    // From here on the key may exist, even if the store returns an error.
     let place = CandidateKey { store: Some(store.clone()), key: key.clone() };
     let written = store
         .commit(Transaction {
@@ -89,11 +91,11 @@ where
         },
         Err(error) => Err(error),
     };
-    // A place that nobody receives is withdrawn too.
+    // If the caller does not receive the key, dropping it withdraws it too.
     let _ = answer.send(result);
 }
 
-/// Waits until no earlier candidate is left.
+/// Waits until there is no earlier candidate.
 async fn wait<S: Store>(
     store: &S,
     prefix: &str,
@@ -113,8 +115,8 @@ async fn wait<S: Store>(
     }
 }
 
-/// Waits until one of the keys is gone, or the watch ends, which also requires reading the list
-/// again.
+/// Waits until one of the keys is gone, or the watch ends. In both cases the caller must read the
+/// list again.
 async fn until_gone(
     changes: &mut mpsc::Receiver<Result<Change, StoreError>>,
     keys: [&str; 2],
@@ -130,7 +132,7 @@ async fn until_gone(
     Ok(())
 }
 
-/// A candidate's key. It is deleted unless it is kept.
+/// A candidate's key. Dropping it deletes the key, unless the candidate keeps it.
 struct CandidateKey<S: Store + 'static> {
     store: Option<S>,
     key: String,
@@ -146,7 +148,7 @@ impl<S: Store + 'static> Drop for CandidateKey<S> {
     fn drop(&mut self) {
         let Some(store) = self.store.take() else { return };
         let key = std::mem::take(&mut self.key);
-        // Without a runtime the process is ending, and its lease with it.
+        // If there is no runtime, the process is ending and its lease will end.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             let withdrawal =

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-/// Number of a change.
+/// Number of a change to the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
@@ -15,7 +15,7 @@ pub struct Revision(pub u64);
 pub struct Entry {
     pub key: String,
     pub value: Vec<u8>,
-    /// Revision of the change that created the key, since it was last absent.
+    /// Revision of the last change that created the key.
     pub created: Revision,
     /// Revision of the change that wrote this value.
     pub modified: Revision,
@@ -27,7 +27,7 @@ pub struct Listing {
     /// Revision of the store at the time of reading. A [`Store::watch`] from the next revision
     /// misses nothing.
     pub revision: Revision,
-    /// Ordered by key.
+    /// Entries, ordered by key.
     pub entries: Vec<Entry>,
 }
 
@@ -61,7 +61,7 @@ impl Write {
         key
     }
 
-    /// Size that it adds to a transaction, in bytes.
+    /// Bytes that this write adds to a transaction.
     #[must_use]
     pub fn size(&self) -> usize {
         let value = if let Self::Put { value, .. } = self { value.len() } else { 0 };
@@ -69,7 +69,7 @@ impl Write {
     }
 }
 
-/// Writes that happen atomically if all of `compare` holds.
+/// Writes that happen atomically, if all conditions in `compare` hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
     /// Conditions for the writes.
@@ -94,14 +94,14 @@ pub enum Change {
     },
 }
 
-/// A leadership, which the leader's writes compare.
+/// The leadership of a controller. A leader's writes check it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leadership {
     /// The leader's key.
     pub key: String,
-    /// Revision that created it. It is larger in every later election.
+    /// Revision that created the key. It is larger in every later election.
     pub created: Revision,
-    /// Lease with which it ends.
+    /// Lease of the key. The leadership ends with this lease.
     pub lease: LeaseId,
 }
 
@@ -133,15 +133,15 @@ pub enum StoreError {
     #[error("{what} of {size} is above the limit of {most}; {remedy}")]
     TooLarge {
         what: String,
-        /// Actual size.
+        /// Size in the request.
         size: usize,
-        /// Largest size.
+        /// Largest size that a store accepts.
         most: usize,
-        /// What to do about it.
+        /// How to stay within the limit.
         remedy: &'static str,
     },
-    /// The store is unreachable or refused for now. A transaction may have been written or may
-    /// still be written: read again before repeating it.
+    /// The store is unreachable or refused the request for now. A transaction may have been written
+    /// or may still be written. The caller must read again before it repeats the transaction.
     #[error("store {store}: {problem}")]
     Unavailable { store: String, problem: String },
     /// The stored data cannot be read by this program.
@@ -152,7 +152,7 @@ pub enum StoreError {
 /// A key-value store with revisions.
 #[async_trait]
 pub trait Store: Send + Sync + std::fmt::Debug {
-    /// Name in errors: a file or addresses.
+    /// Name of the store in errors. It is a file or addresses.
     fn name(&self) -> &str;
 
     /// Entry of a key, if it exists.
@@ -161,9 +161,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// All keys that begin with `prefix`, at one revision.
     async fn list(&self, prefix: &str) -> Result<Listing, StoreError>;
 
-    /// Writes if all conditions hold. Returns the revision of the change. A transaction that
-    /// changes nothing, without writes or with deletions of absent keys only, has the last change's
-    /// revision.
+    /// Writes if all conditions hold. Returns the revision of the change. A transaction changes
+    /// nothing if it has no writes or only deletes absent keys. It then has the revision of the
+    /// last change.
     ///
     /// If the future is dropped, the transaction may or may not be written.
     ///
@@ -172,21 +172,22 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// - [`StoreError::LeaseEnded`]: the lease of a write has ended.
     /// - [`StoreError::TooLarge`] and [`StoreError::Invalid`]: see
     ///   [`limits::check`](super::limits::check).
-    /// - [`StoreError::Unavailable`]: it is unknown whether it was written.
+    /// - [`StoreError::Unavailable`]: it is unknown whether the transaction was written.
     async fn commit(&self, transaction: Transaction) -> Result<Revision, StoreError>;
 
-    /// Sends all changes below `prefix` from a revision on, in order and without gaps; 0 counts as
-    /// 1. If this is impossible, the channel ends with an error, and the caller must list again
-    /// ([`StoreError::Compacted`] if the changes are gone already). The watch ends when the
-    /// receiver is dropped.
+    /// Sends all changes below `prefix` from a revision on, in order and without gaps. Revision 0
+    /// counts as 1. If this is impossible, the channel ends with an error, and the caller must list
+    /// again. The error is [`StoreError::Compacted`] if the changes are gone already. The watch
+    /// ends when the receiver is dropped.
     async fn watch(
         &self,
         prefix: &str,
         from: Revision,
     ) -> Result<mpsc::Receiver<Result<Change, StoreError>>, StoreError>;
 
-    /// Forgets values from before `revision`; present values stay. Watches from earlier revisions
-    /// fail as compacted. A store that forgets by itself does nothing.
+    /// Deletes values from before `revision`. Present values stay. Watches from earlier revisions
+    /// fail with [`StoreError::Compacted`]. The method does nothing if the store compacts by
+    /// itself.
     ///
     /// # Errors
     /// The store is unreachable, or has no such revision yet.
@@ -207,15 +208,16 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Ends a lease and deletes its keys. A lease that has ended already is no error.
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
 
-    /// Waits until `who` leads in the election at `key`. The leadership ends with `lease`.
-    /// Candidates lead in the order of arrival. [`leader`](super::leader) returns the present
-    /// leader.
+    /// Waits until the candidate `who` leads in the election at `key`. The leadership ends with
+    /// `lease`. Candidates lead in the order of arrival. [`leader`](super::leader) returns the
+    /// present leader.
     ///
-    /// The future may be dropped at any time; the candidate then does not become leader. If the
-    /// store cannot be informed at once, the end of the lease withdraws it.
+    /// The caller may drop the future at any time. The candidate then does not become leader. If
+    /// the store is unreachable at that time, the end of the lease withdraws the candidate.
     ///
     /// # Errors
-    /// [`StoreError::LeaseEnded`] if the lease ends first, and those of [`commit`](Store::commit).
+    /// [`StoreError::LeaseEnded`] if the lease ends first, and the errors of
+    /// [`commit`](Store::commit).
     async fn campaign(
         &self,
         key: &str,

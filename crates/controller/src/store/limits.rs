@@ -1,6 +1,8 @@
-//! Limits common to all stores, so that changing the store breaks nothing.
+//! Limits common to all stores. An operator can therefore change the store without errors.
 //!
-//! Source: etcd's defaults, `--max-txn-ops` 128 and `--max-request-bytes` 1.5 MiB.
+//! # Source
+//!
+//! The limits follow etcd's defaults: `--max-txn-ops` 128 and `--max-request-bytes` 1.5 MiB.
 
 use std::collections::HashSet;
 
@@ -10,17 +12,17 @@ use super::contract::{Compare, StoreError, Transaction, Write};
 pub const KEY_BYTES_MAX: usize = 1_024;
 /// Longest value in bytes.
 pub const VALUE_BYTES_MAX: usize = 1_000_000;
-/// Most conditions of a transaction, and most writes.
+/// Largest number of conditions in a transaction. The same limit holds for its writes.
 pub const OPERATIONS_MAX: usize = 128;
-/// Largest transaction in bytes: values, written keys, and compared keys twice, because etcd
-/// returns them if a condition fails. It is 1.5 MiB minus the overhead of messages.
+/// Largest transaction in bytes. It counts values, written keys, and compared keys twice, because
+/// etcd returns them if a condition fails. The limit is 1.5 MiB minus the overhead of messages.
 pub const TRANSACTION_BYTES_MAX: usize = 1_500_000;
 
 /// Checks a transaction against the limits.
 ///
 /// # Errors
 /// - [`StoreError::TooLarge`]: a limit is exceeded.
-/// - [`StoreError::Invalid`]: a key is empty, or written twice.
+/// - [`StoreError::Invalid`]: a key is empty, or the transaction writes it twice.
 pub fn check(transaction: &Transaction) -> Result<(), StoreError> {
     for (what, size) in [
         ("comparisons of a transaction", transaction.compare.len()),

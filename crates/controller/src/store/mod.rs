@@ -1,18 +1,18 @@
-//! The store of intent: tenants, placements and the term, but no samples.
+//! The store of intent. It has tenants, placements and the term, but no samples.
 //!
 //! # Problem
 //!
-//! When a controller ends, its successor must know what was sold and where it is. Of several
-//! controllers one leads, and a deposed leader must not write.
+//! When a controller ends, its successor must know the sold tenants and their placements. Of
+//! several controllers one leads, and a deposed leader must not write.
 //!
 //! # Approach
 //!
-//! One trait covers any key-value store with revisions: get, list, transactions with conditions,
-//! watch, leases and elections. A leader's writes compare its leadership ([`Leadership::fence`]),
-//! so the store refuses writes of a deposed leader.
+//! One trait covers any key-value store with revisions. It has get, list, transactions with
+//! conditions, watch, leases and elections. A leader's writes check its leadership
+//! ([`Leadership::fence`]), so the store refuses writes of a deposed leader.
 //!
-//! A revision counts the store's changes, one per transaction that wrote. Keys are text with `/`.
-//! [`limits`] bounds keys, values and transactions in the same way for every store.
+//! A revision counts the store's changes. Each transaction that writes is one change. Keys are text
+//! with `/`. [`limits`] bounds keys, values and transactions in the same way for every store.
 //!
 //! | Store | Location | Controllers |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! A Penstock daemon as a switch of a fabric: the peer of the driver
+//! A Penstock daemon as a switch of a fabric. It is the peer of the driver
 //! [`penstock`](crate::southbound::penstock).
 //!
 //! # Problem
@@ -8,15 +8,17 @@
 //!
 //! # Approach
 //!
-//! Changes are serialized. A change's stamp is compared with the last one, and the change is
-//! computed on the previous state. The data path applies the whole change between two batches. The
-//! change is stored in a file before it is acknowledged. After a restart, the state is in force
-//! again before the first controller is served. Reads return what the data path really does.
+//! The switch serializes changes. It compares a change's stamp with the last stamp and computes the
+//! change on the previous state. The data path applies the whole change between two batches. The
+//! switch stores the change in a file before it acknowledges it. After a restart, it applies the
+//! state again before it serves the first controller. Reads return the real state of the data path.
 //!
-//! If a state cannot be stored, the file keeps its stamp alone, and storing is retried. The stamp
-//! is never forgotten while the daemon runs.
+//! If the switch cannot store a state, it stores the stamp alone and retries. It keeps the stamp in
+//! memory while the daemon runs.
 //!
-//! Source: QShare §V-D does not specify switches; `docs/reference/southbound.md` does.
+//! # Departures
+//!
+//! QShare §V-D does not specify switches. `docs/reference/southbound.md` does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,14 +49,14 @@ impl Stamped for SwitchState {
     }
 }
 
-/// Why a change was refused. Nothing was changed.
+/// Why a change was refused. The switch has not changed its state.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The switch has this later decision.
+    /// The switch has a later decision, with this stamp.
     #[error("the switch has a later decision, {0}")]
     Late(Stamp),
-    /// The switch cannot do it.
+    /// The switch does not support the change.
     #[error("{0}")]
     Beyond(String),
     /// The data path failed.
@@ -69,30 +71,30 @@ pub struct SwitchStatus {
     pub stamp: Stamp,
     /// Whether the decision in force is not stored for a restart.
     pub unkept: bool,
-    /// Decisions applied.
+    /// Decisions that the switch applied.
     pub applied: u64,
-    /// Changes refused for an older stamp.
+    /// Changes that the switch refused, because their stamp was older.
     pub late: u64,
     /// Changes that failed.
     pub failed: u64,
-    /// Last error, with its remedy.
+    /// The last error and its remedy.
     pub last_error: Option<String>,
 }
 
-/// The switch. See the module documentation.
+/// The switch that this daemon is.
 #[derive(Debug)]
 pub struct FabricSwitch {
     name: String,
     side: Arc<dyn SwitchSide>,
     keeper: Keeper<SwitchState>,
-    /// The intended state. The lock is held during a whole change.
+    /// The intended state. Its lock is held during a whole change.
     told: Mutex<SwitchState>,
     status: watch::Sender<SwitchStatus>,
 }
 
 impl FabricSwitch {
-    /// The switch with this name in the topology. `plan` is the file of its last state. Call
-    /// [`Self::take_up`] to apply it.
+    /// Creates the switch with this name in the topology. `plan` is the file of its last state.
+    /// Call [`Self::take_up`] to apply that state.
     #[must_use]
     pub fn new(name: &str, plan: &std::path::Path, side: Arc<dyn SwitchSide>) -> Self {
         let keeper = Keeper::new(Saved::new(name, plan));
@@ -100,23 +102,23 @@ impl FabricSwitch {
         Self { name: name.to_owned(), side, keeper, told, status }
     }
 
-    /// Name in the topology.
+    /// Returns the switch's name in the topology.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its state, as it changes.
+    /// Returns the switch's state, as it changes.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<SwitchStatus> {
         self.status.subscribe()
     }
 
-    /// Applies the stored state after a restart. Await this before the switch is served.
+    /// Applies the stored state after a restart. Await this call before you serve the switch.
     ///
     /// # Errors
-    /// The data path failed, for example because a port is gone. The stamp is known nevertheless,
-    /// and a controller detects what is missing.
+    /// The data path failed, for example because a port is gone. The switch then knows the stamp
+    /// nevertheless, and a controller detects the missing changes.
     pub async fn take_up(&self) -> Result<Option<Stamp>, SideError> {
         let found = match self.keeper.load().await {
             Ok(found) => found,
@@ -139,7 +141,7 @@ impl FabricSwitch {
                 let stamp = plan.stamp;
                 told.stamp = stamp;
                 self.status.send_modify(|status| status.stamp = stamp);
-                // A port removed from the configuration meanwhile has no state.
+                // A port may have been removed from the configuration. It then has no state.
                 let here = self.side.read().await?;
                 plan.ports.retain(|name, _| here.contains_key(name));
                 self.side.apply(&plan.ports).await?;
@@ -149,7 +151,7 @@ impl FabricSwitch {
         }
     }
 
-    /// Retries storing. Never returns.
+    /// Retries to store a state that was not stored. This future never ends.
     pub async fn make_up(&self) {
         let kept = |stamp| {
             tracing::info!(switch = self.name, %stamp, "the decision is saved now");
@@ -163,7 +165,7 @@ impl FabricSwitch {
         self.status.send_modify(|status| status.last_error = Some(problem));
     }
 
-    /// Capabilities common to all ports.
+    /// Returns the capabilities that all ports have in common.
     fn can(&self, ports: &BTreeMap<String, PortReading>) -> Capabilities {
         let queues = ports.values().map(|port| port.queues).min().unwrap_or(0);
         Capabilities {
@@ -176,7 +178,7 @@ impl FabricSwitch {
         }
     }
 
-    /// Capabilities and present state, read from the data path.
+    /// Reads the capabilities and the present state from the data path.
     ///
     /// # Errors
     /// The data path does not answer.
@@ -186,7 +188,7 @@ impl FabricSwitch {
         Ok((self.can(&ports), truth(&told, &ports)))
     }
 
-    /// Counters of its queues.
+    /// Reads the counters of all queues.
     ///
     /// # Errors
     /// The data path does not answer.
@@ -195,12 +197,12 @@ impl FabricSwitch {
         Ok(ports.into_values().flat_map(|port| port.counters).collect())
     }
 
-    /// Applies changes, or with `dry_run` only returns what would change, in the syntax of the
+    /// Applies changes. With `dry_run`, it only returns the changes, in the syntax of the
     /// configuration.
     ///
     /// # Errors
-    /// Nothing was changed. After [`Refusal::Failed`], the state is unknown if the data path has
-    /// ended.
+    /// The state has not changed. If the data path has ended, [`Refusal::Failed`] means that the
+    /// state is unknown.
     pub async fn apply(
         &self,
         stamp: Stamp,
@@ -219,7 +221,7 @@ impl FabricSwitch {
         };
         let ports = self.side.read().await.map_err(failed)?;
         let mut target = told.clone();
-        // All present ports can be set. Ports that are gone cannot.
+        // Ports that are gone cannot be set. All other ports can.
         target.ports.retain(|name, _| ports.contains_key(name));
         for name in ports.keys() {
             target.ports.entry(name.clone()).or_default();
@@ -249,7 +251,7 @@ impl FabricSwitch {
         Ok(words)
     }
 
-    /// Stores the state in force. It stays in force if storing fails.
+    /// Stores the state in force. If this fails, the state stays in force.
     async fn keep(&self, target: SwitchState) {
         if let Ok(Some(problem)) | Err(problem) = self.keeper.keep(target).await {
             self.problem(problem);
@@ -259,7 +261,8 @@ impl FabricSwitch {
     }
 }
 
-/// Present state of the data path. Weight 1 is reported as 0 where the intended weight is 0.
+/// Returns the present state of the data path. If a queue's intended weight is 0 and its weight in
+/// the data path is 1, the result has weight 0.
 fn truth(told: &SwitchState, ports: &BTreeMap<String, PortReading>) -> SwitchState {
     let one = |(name, reading): (&String, &PortReading)| {
         let mut state = reading.state.clone();
@@ -274,7 +277,7 @@ fn truth(told: &SwitchState, ports: &BTreeMap<String, PortReading>) -> SwitchSta
     SwitchState { stamp: told.stamp, ports: ports.iter().map(one).collect(), ..<_>::default() }
 }
 
-/// A port's state in the syntax of the daemon's configuration.
+/// Returns a port's state in the syntax of the daemon's configuration.
 fn words(port: &str, state: &PortState) -> String {
     let weights: Vec<String> =
         state.weights.iter().map(|w| (*w).max(WEIGHTS.0).to_string()).collect();

@@ -1,4 +1,4 @@
-//! The switch's gRPC service: access control and answers.
+//! The switch's gRPC service, with its access control.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::listen::{Door, Limits, Peer, ServeError, ServerTls, incoming};
 use crate::southbound::Change;
 use crate::wire::describe;
 
-/// Who may control a switch.
+/// Clients that may control a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Any client that can connect: only the owner can open the socket.
+    /// All clients that can connect. Only the socket's owner can open it.
     Connected,
-    /// Clients whose certificate has one of these names.
+    /// Clients with a certificate that has one of these names.
     Named(BTreeSet<String>),
 }
 
@@ -33,7 +33,7 @@ pub struct SwitchServer {
 }
 
 impl SwitchServer {
-    /// Serves this switch to these clients.
+    /// Creates a service of this switch for these clients.
     #[must_use]
     pub const fn new(switch: Arc<FabricSwitch>, who: Who) -> Self {
         Self { switch, who }
@@ -96,7 +96,7 @@ impl SwitchService for SwitchServer {
         let changes: Result<Vec<Change>, String> =
             changes.into_iter().map(Change::try_from).collect();
         let changes = changes.map_err(Status::invalid_argument)?;
-        // A controller that disconnects must not leave a partial change.
+        // If a controller disconnects, the switch must not have a partial change.
         let switch = Arc::clone(&self.switch);
         let done = tokio::spawn(async move { switch.apply(stamp, &changes, dry_run).await });
         match done.await.map_err(|error| Status::internal(error.to_string()))? {
@@ -119,7 +119,7 @@ impl SwitchService for SwitchServer {
     }
 }
 
-/// Refused clients are logged but not counted.
+/// Logs refused clients but does not count them.
 #[derive(Debug)]
 struct Uncounted;
 
@@ -129,7 +129,7 @@ impl Door for Uncounted {
     fn crowded(&self) {}
 }
 
-/// Serves a switch to controllers with certificates, until `stop`.
+/// Serves a switch to controllers with certificates until `stop` resolves.
 ///
 /// # Errors
 /// The listener cannot be used.

@@ -1,8 +1,13 @@
 //! A target's tree, flattened to leaves.
 //!
-//! Targets answer with one value for a whole tree or for each leaf, with or without module names
-//! before member names, and with numbers as numbers or as text (RFC 7951 §6.1). All forms become
-//! one map from path to text. Entries of lists are identified by OpenConfig's keys.
+//! # Problem
+//!
+//! Targets answer in different forms. A value covers a whole tree or a single leaf. Member names
+//! have a module name before them or not. Numbers are numbers or text (RFC 7951 §6.1).
+//!
+//! # Approach
+//!
+//! All forms become one map from path to text. OpenConfig's keys identify the entries of lists.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +15,11 @@ use serde_json::Value;
 
 use super::proto::{Path, PathElem};
 
-/// Text of each leaf by its path, such as `/qos/queues/queue[name=a]/config/name`.
+/// Text of each leaf. The key is the leaf's path, such as `/qos/queues/queue[name=a]/config/name`.
 pub type Leaves = BTreeMap<String, String>;
 
-/// Key of a list in OpenConfig's QoS model, by the list and, for lists with the same name, by its
-/// parent.
+/// Returns the key of a list in OpenConfig's QoS model. If lists have the same name, the parent
+/// decides.
 fn key_of(list: &str, path: &str) -> Option<&'static str> {
     Some(match list {
         "classifier" if path.contains("/input/") => "type",
@@ -69,8 +74,8 @@ pub fn flatten(path: &str, value: &Value, leaves: &mut Leaves) -> Result<(), Str
     Ok(())
 }
 
-/// Converts a textual path to gNMI's form. Within brackets, only names of ports contain `/` or `]`,
-/// and a `/` there is no separator.
+/// Converts a textual path to gNMI's form. A `/` within brackets is no separator. Within brackets,
+/// only names of ports contain `/` or `]`.
 #[must_use]
 pub fn path(text: &str) -> Path {
     let (mut elem, mut rest) = (Vec::new(), text);
@@ -88,7 +93,7 @@ pub fn path(text: &str) -> Path {
     Path { elem, ..Path::default() }
 }
 
-/// The textual form of a path with its prefix.
+/// Returns the textual form of a path with its prefix.
 #[must_use]
 pub fn shown(prefix: Option<&Path>, path: Option<&Path>) -> String {
     let mut text = String::new();
@@ -102,7 +107,7 @@ pub fn shown(prefix: Option<&Path>, path: Option<&Path>) -> String {
     text
 }
 
-/// Keys of a list's entries. `list` is a path up to and including `[KEY=`.
+/// Returns the keys of a list's entries. `list` is a path up to and including `[KEY=`.
 pub(super) fn entries<'a>(leaves: &'a Leaves, list: &'a str) -> Vec<&'a str> {
     let from = leaves.range(list.to_owned()..).map(|(path, _)| path);
     let keys = from.map_while(|path| path.strip_prefix(list)?.split_once(']').map(|(key, _)| key));

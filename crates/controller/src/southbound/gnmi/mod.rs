@@ -1,34 +1,37 @@
 //! Driver of switches with gNMI and OpenConfig's QoS model.
 //!
-//! The driver sends a Get of `/qos` and one Set with all differences, which a target applies
-//! atomically (gNMI specification §3.4.3). `model` describes what is written. Classification uses
-//! forwarding groups, which belong to the switch, so all its ports have the same map. The map may
-//! change.
+//! The driver sends a Get of `/qos` and then one Set with all differences. A target applies a Set
+//! atomically (gNMI specification §3.4.3). `model` describes the entries that the driver writes.
+//! Classification uses forwarding groups. They belong to the switch, so all its ports have the same
+//! map. The map may change.
 //!
 //! # Differences between targets
 //!
 //! If a target refuses a Get of type CONFIG, the driver requests ALL and drops the state leaves.
-//! For an empty path, a target may answer NOT_FOUND. For a target without roles, the driver sends a
-//! Set without a role. It does not repeat what a target has refused once.
+//! For an empty path, a target may answer NOT_FOUND. If a target does not support roles, the driver
+//! sends a Set without a role. The driver does not repeat a form that a target has refused once.
 //!
 //! # The first Set
 //!
 //! The first Set contains everything and may take much longer than later ones. A Set continues for
-//! up to a minute after its caller has given up. The next [`apply`](SwitchDriver::apply) waits for
-//! its end and then reads, so completed changes are not sent again.
+//! up to a minute after its caller has given up. The next [`apply`](SwitchDriver::apply) waits
+//! until the Set ends and then reads, so it does not send completed changes again.
 //!
 //! # Stamp
 //!
-//! The stamp is part of the tree (`model`) and so survives the controller. gNMI has no conditional
-//! Set. Between Get and Set, the MasterArbitration extension with election id = stamp excludes
-//! other controllers, if the target supports it. Otherwise, two controllers at the same moment are
-//! noticed only at the next read-back.
+//! The stamp is part of the tree (`model`), so it survives the controller. gNMI has no conditional
+//! Set. Between Get and Set, the MasterArbitration extension excludes other controllers if the
+//! target supports it. Its election id is the stamp. If the target does not support it, two
+//! controllers may write at the same moment. The next read-back then shows the difference.
 //!
 //! # Weights
 //!
-//! 1 to 100. A queue without a weight has 1, because the model has nothing lower.
+//! Weights are 1 to 100. A queue without a weight has 1, because the model has nothing lower.
 //!
-//! Source: gNMI 0.10, `openconfig-qos`, RFC 7951. Tested with a test double only.
+//! # Source
+//!
+//! The driver follows gNMI 0.10, `openconfig-qos` and RFC 7951. It was tested with a test double
+//! only.
 
 pub mod leaves;
 mod model;
@@ -57,7 +60,7 @@ use proto::get_request::DataType;
 use proto::typed_value::Value as Typed;
 use proto::{Encoding, GetRequest, GetResponse, SetRequest, TypedValue, Update};
 
-/// Time limit of connecting, and of an answer.
+/// Time limit for making a connection, and for an answer.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 /// Time limit of a Set.
 const SET_MAX: Duration = Duration::from_secs(60);
@@ -66,7 +69,6 @@ const ANSWER_MAX: usize = 8 << 20;
 const QUEUES_MAX: u8 = 8;
 const NAME_MAX: usize = 32;
 
-/// TLS settings.
 #[derive(Clone)]
 pub struct Tls {
     /// CA of the target's certificate in PEM.
@@ -80,25 +82,25 @@ pub struct Tls {
 /// Settings of a gNMI target.
 #[derive(Clone)]
 pub struct Settings {
-    /// Host and port; gNMI's port is 9339.
+    /// Host and port. gNMI's standard port is 9339.
     pub address: String,
-    /// Encryption; `None` for none.
+    /// TLS settings. If `None`, the connection is not encrypted.
     pub tls: Option<Tls>,
-    /// User and password, sent with each request. Requires `tls`.
+    /// User and password, which the driver sends with each request. They require `tls`.
     pub login: Option<(String, String)>,
     /// Usable queues of a port, including the shared one: 2 to 8.
     pub queues: u8,
 }
 
 impl std::fmt::Debug for Tls {
-    /// Keys must not appear.
+    /// Leaves out the keys, because they must not appear in logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tls").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
 impl std::fmt::Debug for Settings {
-    /// Passwords and keys must not appear.
+    /// Leaves out passwords and keys, because they must not appear in logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { address, tls, login, queues } = self;
         let login = login.as_ref().map(|(user, _)| user);
@@ -120,7 +122,7 @@ pub struct GnmiSwitch {
     only_all: AtomicBool,
     /// Whether the target has refused a role.
     no_role: Arc<AtomicBool>,
-    /// Held during a Set.
+    /// This lock is held during a Set.
     setting: Arc<Mutex<()>>,
 }
 
@@ -130,11 +132,11 @@ fn is_unknown(status: &Status) -> bool {
 }
 
 impl GnmiSwitch {
-    /// A driver for the target at an address. It does not connect yet.
+    /// Creates a driver for the target at an address. It does not connect yet.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`]: a port's name, certificate or address is invalid, or a login would
-    /// be sent without encryption.
+    /// [`DriverError::Beyond`] if a port's name, a certificate or an address is invalid, or if a
+    /// login would be sent without encryption.
     pub fn new(name: &str, ports: &[PortInfo], settings: Settings) -> Result<Self, DriverError> {
         let beyond = |what: String, limit: String, remedy: &str| {
             let remedy = remedy.to_owned();
@@ -302,11 +304,11 @@ impl GnmiSwitch {
         state.map_err(|unfit| self.unfit(unfit))
     }
 
-    /// What a target with these answers does before and after these changes, computed without a
+    /// Returns the state of a target with these answers before and after these changes. It needs no
     /// target.
     ///
     /// # Errors
-    /// As [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
+    /// The errors are those of [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
     #[doc(hidden)]
     pub fn rehearse(
         &self,
@@ -344,7 +346,7 @@ impl GnmiSwitch {
         orders.map_err(|unfit| self.unfit(unfit))
     }
 
-    /// Continues after its caller has given up.
+    /// Sends a Set. The Set continues after its caller has given up.
     async fn set(
         &self,
         client: &GNmiClient<Channel>,
@@ -431,7 +433,7 @@ impl SwitchDriver for GnmiSwitch {
             return Ok(());
         }
         let Err(status) = self.set(&client, &orders, stamp, under_way).await else { return Ok(()) };
-        // A controller that intervened has a later stamp by now.
+        // If another controller intervened, the target has its later stamp by now.
         let (_, now) = self.see(&mut client).await?;
         DriverError::fence(&self.name, now.stamp, stamp)?;
         Err(self.failed(&orders.words().join("; "), &status))

@@ -1,11 +1,17 @@
 //! A binding in OpenConfig's QoS model.
 //!
-//! Queue n is `pen-qN`, and so is its forwarding group. `pen-v4` and `pen-v6` classify IPv4 and
-//! IPv6: they have a term per code point, and an unconditional term `rest` for queue 0. A port's
-//! input is bound to both. Its output is bound to the scheduler policy `pen-PORT`. The policy's
-//! single scheduler has an input per queue: `qN` with the queue's weight, or `rest-N` with weight 1
-//! if it has none. The classifier `penstock-stamp` is not bound. It has a single term, whose id is
-//! the stamp.
+//! | Object | Meaning |
+//! |---|---|
+//! | queue and forwarding group `pen-qN` | queue N |
+//! | classifiers `pen-v4` and `pen-v6` | the maps for IPv4 and IPv6 |
+//! | scheduler policy `pen-PORT` | weights of a port's queues |
+//! | classifier `penstock-stamp` | the stamp |
+//!
+//! A map has one term for each code point, and an unconditional term `rest` for queue 0. A port's
+//! input is bound to both maps, and its output to its scheduler policy. The policy has a single
+//! scheduler with one input for each queue. The input of a queue with a weight is `qN` and has that
+//! weight. The input of a queue without a weight is `rest-N` and has weight 1. No port is bound to
+//! `penstock-stamp`. It has a single term, and the term's id is the stamp.
 
 use std::collections::BTreeMap;
 
@@ -17,17 +23,17 @@ use crate::southbound::{PortState, SwitchState};
 
 const CLASSIFIERS: &str = "/qos/classifiers/classifier";
 const STAMP: &str = "penstock-stamp";
-/// The term for all other frames. Its name sorts after all numbers.
+/// Name of the term for all other frames. It sorts after all numbers.
 const REST: &str = "rest";
-/// Name, type, and location of a term's code point.
+/// Each classifier's name, its type, and the location of the code point in its terms.
 const FAMILIES: [(&str, &str, &str); 2] = [("pen-v4", "IPV4", "ipv4"), ("pen-v6", "IPV6", "ipv6")];
 
 /// Why a tree cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
-    /// Another configuration is in the way: its path and value.
+    /// Another configuration uses a leaf that the driver needs. The fields are path and value.
     Foreign(String, String),
-    /// A value is invalid: its path and the problem.
+    /// A value is invalid. The fields are its path and the problem.
     Rubbish(String, String),
 }
 
@@ -86,7 +92,7 @@ fn map(leaves: &Leaves, name: &str, family: &str, queues: u8) -> Result<BTreeMap
     Ok(map)
 }
 
-/// Whether a leaf has the value `ours`; false if it does not exist.
+/// Whether a leaf has the value `ours`. Returns false if the leaf does not exist.
 fn bound(leaves: &Leaves, path: &str, ours: &str) -> Result<bool, Unfit> {
     match leaves.get(path) {
         Some(other) if other != ours => Err(Unfit::Foreign(path.to_owned(), other.clone())),
@@ -117,7 +123,7 @@ fn stamp(leaves: &Leaves) -> Result<Stamp, Unfit> {
     Ok(last)
 }
 
-/// Reads the state of these ports. A port bound to another configuration is left out.
+/// Reads the state of these ports. Leaves out a port that is bound to another configuration.
 pub(super) fn state(
     leaves: &Leaves,
     ports: &[String],
@@ -126,7 +132,7 @@ pub(super) fn state(
 ) -> Result<SwitchState, Unfit> {
     let [v4, v6] = FAMILIES.map(|(name, _, family)| map(leaves, name, family, queues));
     let (mut both, v6) = (v4?, v6?);
-    // A mapping that only one family has must be sent again.
+    // If only one family has a mapping, the driver must send it again.
     both.retain(|dscp, queue| v6.get(dscp) == Some(queue));
     let mut state = SwitchState { stamp: stamp(leaves)?, ..SwitchState::default() };
     for port in ports {
@@ -165,7 +171,7 @@ fn port_state(
     Ok(PortState { weights, map }.canonical())
 }
 
-/// An entry of a list at `path`, with its key and further members.
+/// Returns an entry of a list at `path`, with its key and further members.
 fn entry(path: String, key: &str, value: &str, mut more: Value) -> (String, Value) {
     if let Some(members) = more.as_object_mut() {
         let config = members.entry("config").or_insert_with(|| json!({}));
@@ -182,7 +188,7 @@ fn entry(path: String, key: &str, value: &str, mut more: Value) -> (String, Valu
     (path, more)
 }
 
-/// All entries that must exist for these ports.
+/// Returns all entries that must exist for these ports.
 fn wanted(ports: &[String], queues: u8, target: &SwitchState) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     for name in (0..queues).map(queue_name) {
@@ -246,7 +252,8 @@ fn schedulers(port: &str, queues: u8, weights: &[u32]) -> Vec<(String, Value)> {
     all
 }
 
-/// The operations that make the tree have state `target`, with equal maps, and `stamp`.
+/// Returns the operations that give the tree the state `target` and the stamp `stamp`. All maps in
+/// `target` must be equal.
 pub(super) fn orders(
     leaves: &Leaves,
     ports: &[String],

@@ -1,4 +1,4 @@
-//! gNMI's messages, generated from `proto/`, for client and server, so that a test can be a switch.
+//! gNMI's messages for client and server, generated from `proto/`. The server part is for tests.
 #![allow(
     clippy::all,
     clippy::cast_possible_truncation,
@@ -23,8 +23,8 @@ pub use gnmi::*;
 
 use crate::Stamp;
 
-/// Arbitration in which the latest stamp is the master of what we write. Without a role it is the
-/// master of everything.
+/// Returns an arbitration in which the controller with the latest stamp is the master. It is the
+/// master of the entries that we write. Without a role, it is the master of all entries.
 pub(super) fn arbitration(stamp: Stamp, with_role: bool) -> gnmi_ext::Extension {
     let election_id = gnmi_ext::Uint128 { high: stamp.epoch, low: stamp.generation };
     let role = with_role.then(|| gnmi_ext::Role { id: "penstock".to_owned() });

@@ -88,7 +88,7 @@ async fn other_configurations_are_left_alone() {
     let after = target.leaves();
     assert!(before.iter().all(|(path, text)| after.get(path) == Some(text)));
 
-    // A port that gets another configuration is left out. The other ports are not.
+    // The driver leaves out a port that gets another configuration, but not the other ports.
     target.put(&other.replace("eth9", "eth2"), "theirs");
     let is = target.switch().read_back().await.expect("readable");
     let why = &is.left_out["eth2"];

@@ -16,7 +16,7 @@ pub(super) const TOP_MINOR: u32 = 1;
 pub(super) const MAP_PREF: u32 = 1;
 /// Handle of the map.
 pub(super) const MAP_HANDLE: u32 = 1;
-/// Most queues of a port.
+/// Largest number of queues of a port.
 pub(super) const QUEUES_MAX: u8 = 16;
 
 const FIRST_MINOR: u32 = 0x10;
@@ -27,7 +27,7 @@ pub(super) fn class_of(queue: u8) -> u32 {
     FIRST_MINOR + u32::from(queue)
 }
 
-/// The queue of a class with this minor number.
+/// Queue of the class with this minor number, if it is the class of a queue.
 pub(super) fn queue_of(minor: u32) -> Option<u8> {
     let queue = u8::try_from(minor.checked_sub(FIRST_MINOR)?).ok()?;
     (queue < QUEUES_MAX).then_some(queue)

@@ -7,28 +7,33 @@
 //!
 //! # Approach
 //!
-//! A port has HTB with a class per queue (`plan` computes rates and quanta from weights) and one
-//! program that maps code points to classes (`program`). The driver reads first and sends only
-//! differences, in one `tc -batch`. Its order ensures that no frame meets a class that does not
-//! exist. The map is replaced atomically.
+//! A port has HTB with a class for each queue. `plan` computes their rates and quanta from weights.
+//! One BPF program maps code points to classes (`program`). The driver reads first and sends only
+//! differences, in one `tc -batch`. The order of its lines ensures that no frame meets a class that
+//! does not exist. The kernel replaces the map atomically.
 //!
-//! HTB is used because it also limits the port to its rate, which ETS and DRR do not. A software
-//! qdisc needs this so that frames wait in its own queues and not at the next hop. HTB borrows at
-//! two priorities, so a queue without a weight can get what others leave.
+//! The driver uses HTB because it also limits the port to its rate, which ETS and DRR do not. With
+//! this limit, frames wait in the qdisc's own queues and not at the next hop. HTB borrows at two
+//! priorities, so a queue without a weight can get the bandwidth that other queues do not use.
 //!
 //! # Stamp
 //!
 //! The alias `penstock EPOCH.GENERATION` of the namespace's `lo` is the stamp. Each namespace has
-//! one `lo`. The alias survives the controller and disappears together with the qdiscs when the
-//! machine restarts. [`Runner::hold`] excludes other controllers from reading the stamp until
-//! writing it.
+//! one `lo`. The alias survives the controller. When the machine restarts, it disappears together
+//! with the qdiscs. [`Runner::hold`] excludes other controllers between reading and writing the
+//! stamp.
 //!
 //! # Other configurations
 //!
-//! A root qdisc with another handle, another filter at the driver's root, or an alias of `lo` with
-//! other text is refused and left unchanged.
+//! The driver refuses the following objects and does not change them:
 //!
-//! Source: `tc-htb(8)`, `tc-bpf(8)`; Linux `net/sched/sch_htb.c`.
+//! - a root qdisc with another handle
+//! - another filter at the driver's root
+//! - an alias of `lo` with other text
+//!
+//! # Source
+//!
+//! The driver follows `tc-htb(8)`, `tc-bpf(8)` and Linux `net/sched/sch_htb.c`.
 
 mod layout;
 mod netns;
@@ -68,19 +73,19 @@ pub struct TcSwitch {
     runner: Arc<dyn Runner>,
 }
 
-/// State of a switch, as read.
+/// State of a switch, as the driver read it.
 struct SwitchReading {
     stamp: Stamp,
-    /// In the order of the driver's ports.
+    /// Ports in the driver's order.
     ports: Vec<PortRead>,
 }
 
 impl TcSwitch {
-    /// A driver of the interfaces `ports` on the machine of `runner`.
+    /// Creates a driver of the interfaces `ports` on the machine of `runner`.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`]: a port is not a valid interface name, a rate is 0, or settings are
-    /// out of range.
+    /// [`DriverError::Beyond`] if a port is not a valid interface name, a rate is 0, or settings
+    /// are out of range.
     pub fn new(
         name: &str,
         ports: &[PortInfo],
@@ -94,7 +99,7 @@ impl TcSwitch {
             return Err(this.beyond(what, limit, "change the switch's settings"));
         }
         for PortInfo { name, rate } in ports {
-            // Commands pass through words and lines of a batch.
+            // Names become words in the lines of a batch.
             let plain = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
             if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(plain) {
                 let limit = format!("1 to {NAME_MAX} letters, digits or . _ - @");
@@ -130,7 +135,7 @@ impl TcSwitch {
         }
     }
 
-    /// Runs a program. On failure, its output is the error's text.
+    /// Runs a program. If it fails, its output is the error's text.
     async fn ask(
         &self,
         program: &'static str,
@@ -144,7 +149,7 @@ impl TcSwitch {
             RunError::Unreachable(problem) => DriverError::Unreachable { switch, problem },
             RunError::TooLong(_) => self.rubbish(&format!("{program} {args}"), error.to_string()),
             RunError::Failed(problem) => {
-                // `Command failed -:3` has the number of the line, from 1.
+                // `Command failed -:3` contains the number of the line, from 1.
                 let number = problem.rsplit_once("Command failed -:").map(|(_, n)| n.trim());
                 let line = number.and_then(|n| n.parse::<usize>().ok()?.checked_sub(1));
                 let line = line.and_then(|n| stdin.lines().nth(n)).unwrap_or(args);
@@ -153,7 +158,7 @@ impl TcSwitch {
         })
     }
 
-    /// Reads the stamp. The error names another alias.
+    /// Reads the stamp. If `lo` has another alias, the error names it.
     async fn stamp(&self) -> Result<Stamp, DriverError> {
         #[derive(serde::Deserialize)]
         struct Link {
@@ -238,7 +243,7 @@ impl TcSwitch {
         SwitchState { stamp: seen.stamp, ports: ports.collect(), ..SwitchState::default() }
     }
 
-    /// Lines for `tc`. Ports without a setup get one.
+    /// Returns the lines for `tc`. They also set up ports that are not set up yet.
     fn lines(&self, seen: &SwitchReading, changes: &[Change]) -> Result<Vec<String>, DriverError> {
         let (can, mut target) = (self.can(), self.state(seen));
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;

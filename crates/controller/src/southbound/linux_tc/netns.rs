@@ -15,7 +15,7 @@ use super::runner::{Hold, Run, RunError, Runner};
 
 /// Largest output that is read.
 const ANSWER_MAX: usize = 16 << 20;
-/// Time limit of a run, and of waiting for another controller.
+/// Time limit of a run, and of the wait for another controller.
 const TIME_MAX: Duration = Duration::from_secs(10);
 
 /// A network namespace of this machine. Entering one requires root.
@@ -26,14 +26,14 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// The namespace of this process. `locks` is a directory that all controllers of this machine
-    /// share, such as `/run/penstock`.
+    /// Returns the namespace of this process. All controllers of this machine share the directory
+    /// `locks`, such as `/run/penstock`.
     #[must_use]
     pub fn own(locks: &Path) -> Self {
         Self { path: None, lock: locks.join("tc.lock") }
     }
 
-    /// A namespace by name (`ip netns add NAME`) or by path, such as `/proc/PID/ns/net`.
+    /// Returns a namespace by name (`ip netns add NAME`) or by path, such as `/proc/PID/ns/net`.
     #[must_use]
     pub fn new(name_or_path: &str, locks: &Path) -> Self {
         // `join` appends a name, but an absolute path replaces the base.
@@ -57,7 +57,7 @@ impl Netns {
     }
 }
 
-/// Reads to the end, and fails if the output exceeds the limit.
+/// Reads to the end. Fails if the output exceeds the limit.
 async fn read(from: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     let limit = u64::try_from(ANSWER_MAX).unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
@@ -93,7 +93,7 @@ impl Runner for Netns {
             Ok((out, errors, child.wait().await?))
         };
         let late = |_| unreachable(format!("no end after {} s", TIME_MAX.as_secs()));
-        // When the time limit is exceeded, the child is dropped and killed.
+        // If the time limit is exceeded, dropping the child kills it.
         let answer: io::Result<_> = timeout(TIME_MAX, whole).await.map_err(late)?;
         let (out, errors, status) = answer.map_err(|error| match error.kind() {
             io::ErrorKind::FileTooLarge => RunError::TooLong(ANSWER_MAX),
@@ -102,7 +102,7 @@ impl Runner for Netns {
         let errors = String::from_utf8_lossy(&errors).trim().to_owned();
         match status.success() {
             true => Ok(String::from_utf8_lossy(&out).into_owned()),
-            // An error of nsenter: the namespace does not exist.
+            // nsenter reports that the namespace does not exist.
             false if errors.starts_with("nsenter:") => Err(RunError::Unreachable(errors)),
             false => Err(RunError::Failed(errors)),
         }
@@ -128,7 +128,7 @@ impl Runner for Netns {
     }
 }
 
-/// Closing the file releases the lock.
+/// An exclusive lock on a file. Closing the file releases the lock.
 #[derive(Debug)]
 struct FileHold {
     _file: File,

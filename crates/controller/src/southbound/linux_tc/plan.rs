@@ -2,21 +2,27 @@
 //!
 //! # Problem
 //!
-//! HTB keeps guarantees by rates and divides the rest by quanta. Its default quantum (rate / 10, at
-//! most 200,000 bytes) is the same for all classes above 16 Mbit/s. On a link of 200 Mbit/s, two
-//! classes of 20 and 60 Mbit/s got 1:1.46 instead of 1:3.
+//! HTB guarantees each class its rate and divides the rest by quanta. Its default quantum is rate /
+//! 10, at most 200,000 bytes. It is therefore the same for all classes above 16 Mbit/s. On a link
+//! of 200 Mbit/s, two classes of 20 and 60 Mbit/s got 1:1.46 instead of 1:3.
 //!
 //! # Approach
 //!
 //! R is the port's rate, w a weight, W the sum of weights, and U is [`Settings::quantum`] in bytes.
-//! A queue of weight w has rate R·w/W (minus the rates of queues without weight), ceiling R,
-//! quantum w·U and priority 0. A queue without weight has rate [`RATE_LEAST`], ceiling R, quantum U
-//! and priority 1, so it gets what the others leave. The map is replaced atomically after all its
-//! classes exist. Rates are lowered before others are raised, so that their sum never exceeds R.
+//!
+//! | Queue | Rate | Ceiling | Quantum | Priority |
+//! |---|---|---|---|---|
+//! | with weight w | R·w/W, minus the rates of queues without weight | R | w·U | 0 |
+//! | without weight | [`RATE_LEAST`] | R | U | 1 |
+//!
+//! A queue without weight therefore gets the bandwidth that other queues do not use. The kernel
+//! replaces the map atomically after all its classes exist. The driver lowers rates before it
+//! raises others, so their sum never exceeds R.
 //!
 //! # Example
 //!
-//! A test: 100 Mbit/s and weights 1 and 3 give 25 and 75 Mbit/s, with quanta U and 3·U.
+//! In a test, a port of 100 Mbit/s with weights 1 and 3 has rates of 25 and 75 Mbit/s, and quanta U
+//! and 3·U.
 
 use std::cmp::Reverse;
 
@@ -28,7 +34,7 @@ use super::read::{Class, PortRead, Root, class_name};
 use super::settings::{Leaf, Settings};
 use crate::southbound::PortState;
 
-/// Guaranteed rate of a queue without a weight, in bit/s: the least that keeps it moving.
+/// Guaranteed rate of a queue without a weight, in bit/s. It is just enough to keep it moving.
 pub(super) const RATE_LEAST: u64 = 8_000;
 /// A burst is a millisecond at the rate plus two large frames.
 const BURSTS_A_SECOND: u64 = 1_000;
@@ -36,7 +42,7 @@ const BURST_LEAST: u64 = 3_200;
 /// `tc` prints rates with at least four digits.
 const ROUNDING: u64 = 1_000;
 
-/// Intended class of a queue.
+/// Returns the intended class of a queue.
 fn wanted(settings: &Settings, rate: BitsPerSecond, weights: &[u32], queue: u8) -> Class {
     let weight = |queue: u8| u64::from(*weights.get(usize::from(queue)).unwrap_or(&0));
     let all = || (0..settings.queues).map(weight);
@@ -54,15 +60,15 @@ fn wanted(settings: &Settings, rate: BitsPerSecond, weights: &[u32], queue: u8) 
     }
 }
 
-/// Whether a class is as intended, within the precision of `tc`.
+/// Whether a class has the intended values, within the precision of `tc`.
 fn same(is: &Class, wanted: &Class) -> bool {
     let near = |a: u64, b: u64| a.abs_diff(b) <= b / ROUNDING + 1;
     let as_told = (is.prio, is.quantum) == (wanted.prio, wanted.quantum);
     as_told && near(is.rate, wanted.rate) && near(is.ceil, wanted.ceil)
 }
 
-/// Weights of a port. A class that does not match its weight counts as weightless, so that it is
-/// configured again.
+/// Returns the weights of a port. A class that does not match its weight counts as weightless, so
+/// the driver configures it again.
 pub(super) fn weights(settings: &Settings, rate: BitsPerSecond, read: &PortRead) -> Vec<u32> {
     let unit = u64::from(settings.quantum);
     let weight = |queue: u8| {
@@ -79,7 +85,7 @@ pub(super) fn weights(settings: &Settings, rate: BitsPerSecond, read: &PortRead)
     each.map(|(queue, weight)| if holds(queue) { *weight } else { 0 }).collect()
 }
 
-/// Lines that make a port have state `target`; none if it has.
+/// Returns the lines that give a port the state `target`. There are none if it has that state.
 pub(super) fn lines(
     settings: &Settings,
     (name, rate): (&str, BitsPerSecond),
@@ -134,7 +140,7 @@ fn class_line(port: &str, parent: &str, handle: &str, class: &Class) -> String {
     let burst = |rate: u64| (rate / 8 / BURSTS_A_SECOND).max(BURST_LEAST);
     let Class { prio, quantum, rate, ceil, .. } = class;
     let share = match quantum {
-        // The class above the queues shares nothing.
+        // The class above the queues has no quantum, because it shares with no other class.
         0 => String::new(),
         _ => format!(" prio {prio} quantum {quantum}"),
     };
@@ -162,7 +168,7 @@ mod tests {
         PortState { weights: weights.to_vec(), map: map.iter().copied().collect() }
     }
 
-    /// What `tc` would show afterwards, with its rounding of rates.
+    /// Returns what `tc` would show afterwards, with its rounding of rates.
     fn read(target: &PortState) -> PortRead {
         let class = |queue: u8| {
             let class = wanted(&settings(), RATE, &target.weights, queue);

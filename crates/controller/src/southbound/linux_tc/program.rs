@@ -2,20 +2,24 @@
 //!
 //! # Problem
 //!
-//! A map of many filters changes filter by filter, so a frame may meet a partial change.
+//! If a map consists of many filters, it changes filter by filter. A frame may then meet a partial
+//! change.
 //!
 //! # Approach
 //!
 //! A port's map is one program of `cls_bpf`, which the kernel replaces atomically under one handle.
-//! It skips up to two VLAN tags, reads the DSCP of IPv4 and IPv6, and returns the class. For all
-//! else it returns 0, which selects HTB's default class, queue 0.
+//! The program skips up to two VLAN tags, reads the DSCP of IPv4 and IPv6, and returns the class.
+//! For other frames it returns 0. This selects HTB's default class, which is that of queue 0.
 //!
 //! # Cost
 //!
-//! At most 38 + 2·63 instructions. A frame executes those before its code point.
+//! A program has at most 38 + 2·63 instructions. For a frame, the kernel executes the instructions
+//! up to the frame's code point.
 //!
-//! Source: Linux `net/core/filter.c` (instructions), `net/sched/cls_bpf.c` (meaning of 0); RFC 2474
-//! §3, RFC 8200 §3 (location of the DSCP).
+//! # Source
+//!
+//! Linux `net/core/filter.c` defines the instructions, and `net/sched/cls_bpf.c` the meaning of 0.
+//! RFC 2474 §3 and RFC 8200 §3 define the location of the DSCP.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -45,18 +49,19 @@ const fn plain(code: u16, k: u32) -> Instruction {
     Instruction { code, jt: 0, jf: 0, k }
 }
 
-/// Continues if equal, else skips instructions.
+/// Returns an instruction that continues if the accumulator equals `k`, and otherwise skips `skip`
+/// instructions.
 const fn unless_equal(k: u32, skip: u8) -> Instruction {
     Instruction { code: JUMP_EQUAL, jt: 0, jf: skip, k }
 }
 
-/// Skips instructions if equal, else continues.
+/// Returns an instruction that skips `skip` instructions if the accumulator equals `k`.
 const fn if_equal(k: u32, skip: u8) -> Instruction {
     Instruction { code: JUMP_EQUAL, jt: skip, jf: 0, k }
 }
 
-/// Loads the DSCP of an IP frame into the accumulator and falls through; returns 0 for other
-/// frames.
+/// Returns the instructions that load the DSCP of an IP frame into the accumulator. For other
+/// frames, they return 0.
 fn head() -> Vec<Instruction> {
     let mut all = Vec::new();
     let mut found = Vec::new();
@@ -70,7 +75,7 @@ fn head() -> Vec<Instruction> {
         found.push(all.len());
         all.push(plain(JUMP, 0));
         if tags < TAGS_MAX {
-            // 802.1Q and 802.1ad: continue behind the tag.
+            // These are the types of 802.1Q and 802.1ad. The program continues behind the tag.
             all.extend([if_equal(0x8100, 2), if_equal(0x88a8, 1)]);
         }
         all.push(plain(RETURN, 0));
@@ -82,7 +87,7 @@ fn head() -> Vec<Instruction> {
     all
 }
 
-/// The program for a map. `class` returns the class of a queue.
+/// Returns the program for a map. `class` returns the class of a queue.
 pub(super) fn encode(map: &BTreeMap<u8, u8>, class: impl Fn(u8) -> u32) -> Vec<Instruction> {
     let mut all = head();
     for (dscp, queue) in map {
@@ -92,7 +97,8 @@ pub(super) fn encode(map: &BTreeMap<u8, u8>, class: impl Fn(u8) -> u32) -> Vec<I
     all
 }
 
-/// The map of a program, if [`encode`] could have made it. `queue` returns the queue of a class.
+/// Returns the map of a program if [`encode`] could have made it. `queue` returns the queue of a
+/// class.
 pub(super) fn decode(
     program: &[Instruction],
     queue: impl Fn(u32) -> Option<u8>,
@@ -113,7 +119,7 @@ pub(super) fn decode(
     Some(map)
 }
 
-/// `tc`'s syntax: `LENGTH,CODE JT JF K,...`.
+/// Writes a program in `tc`'s syntax: `LENGTH,CODE JT JF K,...`.
 pub(super) fn bytecode(program: &[Instruction]) -> String {
     let mut text = program.len().to_string();
     for Instruction { code, jt, jf, k } in program {

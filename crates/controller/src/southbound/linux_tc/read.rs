@@ -1,7 +1,7 @@
 //! Strict parsing of `tc`'s output.
 //!
 //! Qdiscs and filters are JSON. Classes are text, because iproute2 before 6.14 has no other form
-//! for HTB's classes. Later versions still print text without `-j`.
+//! for HTB's classes. Later versions still print text if `-j` is absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,12 @@ use super::program::{Instruction, decode};
 /// Root qdisc of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Root {
-    /// The kernel's default.
+    /// The port has the kernel's default qdisc.
     #[default]
     Default,
-    /// The driver's own.
+    /// The qdisc belongs to the driver.
     Ours,
-    /// Another configuration: its kind and handle.
+    /// The qdisc belongs to another configuration. The text is its kind and handle.
     Foreign(String),
 }
 
@@ -46,7 +46,7 @@ pub(super) struct PortRead {
     pub(super) top: Option<Class>,
     /// Class of each queue.
     pub(super) classes: BTreeMap<u8, Class>,
-    /// The map; `None` without a program.
+    /// Map of the port's program. `None` if there is no program.
     pub(super) map: Option<BTreeMap<u8, u8>>,
 }
 
@@ -61,7 +61,7 @@ struct Qdisc {
     parent: String,
 }
 
-/// All ports' qdiscs, from `tc -j qdisc show`.
+/// Parses the qdiscs of all ports from `tc -j qdisc show`.
 pub(super) fn qdiscs(text: &str) -> Result<BTreeMap<String, PortRead>, String> {
     let all: Vec<Qdisc> = serde_json::from_str(text).map_err(|e| e.to_string())?;
     let mut ports: BTreeMap<String, PortRead> = BTreeMap::new();
@@ -82,7 +82,7 @@ pub(super) fn qdiscs(text: &str) -> Result<BTreeMap<String, PortRead>, String> {
     Ok(ports)
 }
 
-/// Minor number of a class of the driver, such as `9e50:11`.
+/// Returns the minor number of a class of the driver, such as `9e50:11`.
 fn minor(handle: &str) -> Option<u32> {
     let (major, minor) = handle.split_once(':')?;
     (u32::from_str_radix(major, 16).ok()? == ROOT).then_some(())?;
@@ -107,8 +107,8 @@ struct Bytecode {
     insns: Vec<Instruction>,
 }
 
-/// Maps of the ports in order, from one array each. An inner error means that a filter belongs to
-/// another configuration.
+/// Maps of the ports, in their order. An inner error means that a filter belongs to another
+/// configuration.
 pub(super) type Maps = Vec<Result<Option<BTreeMap<u8, u8>>, String>>;
 
 /// Parses the output of `tc -j -batch` for one `filter show` per port.
@@ -128,7 +128,7 @@ fn map(filters: Vec<Filter>) -> Result<Option<BTreeMap<u8, u8>>, String> {
         if kind != "bpf" || pref != MAP_PREF {
             return Err(not_ours());
         }
-        // Each filter is listed once without its options.
+        // `tc` also lists each filter once without its options.
         let Some(Options { handle, bytecode }) = options else { continue };
         let program = bytecode.ok_or_else(not_ours)?.insns;
         let decoded = decode(&program, |class| queue_of(class.checked_sub(ROOT << 16)?));
@@ -140,7 +140,7 @@ fn map(filters: Vec<Filter>) -> Result<Option<BTreeMap<u8, u8>>, String> {
     Ok(map)
 }
 
-/// The top class and those of queues, from `tc -s -d class show dev PORT`.
+/// Parses the top class and the queues' classes from `tc -s -d class show dev PORT`.
 pub(super) fn classes(text: &str) -> Result<(Option<Class>, BTreeMap<u8, Class>), String> {
     let (mut top, mut queues) = (None, BTreeMap::new());
     let mut current: Option<&mut Class> = None;

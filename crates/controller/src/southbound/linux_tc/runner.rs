@@ -6,7 +6,7 @@ use thiserror::Error;
 /// A run of `tc` or `ip` with its standard input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// `tc` or `ip`.
+    /// Name of the program: `tc` or `ip`.
     pub program: &'static str,
     pub args: Vec<String>,
     pub stdin: String,
@@ -16,18 +16,18 @@ pub struct Run {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// It could not be started or did not end.
+    /// The program could not be started, or did not end in time.
     #[error("{0}")]
     Unreachable(String),
-    /// It failed with this output.
+    /// The program failed with this output.
     #[error("{0}")]
     Failed(String),
-    /// Its output exceeded the limit.
+    /// The program's output exceeded the limit.
     #[error("it answered more than {0} bytes")]
     TooLong(usize),
 }
 
-/// Exclusive right to change a switch, until it is dropped.
+/// Exclusive right to change a switch. It ends when this value is dropped.
 pub trait Hold: Send + std::fmt::Debug {}
 
 /// A place to run iproute2 programs: a namespace of this machine, or a machine with an agent.
@@ -36,14 +36,14 @@ pub trait Runner: Send + Sync + std::fmt::Debug {
     /// Runs a program and returns its output.
     ///
     /// # Errors
-    /// It cannot be run, exits with a status other than 0, or exceeds the implementation's limits
-    /// on time or output.
+    /// The program cannot be run, exits with a status other than 0, or exceeds the implementation's
+    /// limits on time or output.
     async fn run(&self, run: &Run) -> Result<String, RunError>;
 
     /// Waits for the exclusive right to the switch. No other controller may change anything between
     /// reading and writing the stamp.
     ///
     /// # Errors
-    /// Another controller holds it for too long.
+    /// Another controller has this right for too long.
     async fn hold(&self) -> Result<Box<dyn Hold>, RunError>;
 }

@@ -7,7 +7,7 @@ use penstock_units::BitsPerSecond;
 
 use super::*;
 
-/// Returns these answers in order, whatever it is asked.
+/// A runner that returns these answers in order, for any program.
 #[derive(Debug)]
 struct Script(Mutex<VecDeque<Result<String, RunError>>>);
 

@@ -1,33 +1,42 @@
 //! Driver of SONiC switches, which are configured through tables in redis.
 //!
-//! The driver writes `SCHEDULER|pen.PORT.QUEUE`, `SCHEDULER|pen.rest`, the field `scheduler` of
-//! `QUEUE|PORT|QUEUE`, `DSCP_TO_TC_MAP|PENSTOCK`, `TC_TO_QUEUE_MAP|PENSTOCK` or
-//! `TC_TO_QUEUE_MAP|PENSTOCK_PORT`, two fields of `PORT_QOS_MAP|PORT`, and the stamp. It writes
-//! nothing else. It leaves a port out if another configuration uses one of these places, or if
-//! priority flow control makes a tenant's queue lossless. `plan` defines the order, and
-//! `southbound::classes` assigns classes to code points.
+//! The driver writes the following entries and nothing else:
+//!
+//! - `SCHEDULER|pen.PORT.QUEUE` and `SCHEDULER|pen.rest`
+//! - the field `scheduler` of `QUEUE|PORT|QUEUE`
+//! - `DSCP_TO_TC_MAP|PENSTOCK`
+//! - `TC_TO_QUEUE_MAP|PENSTOCK` or `TC_TO_QUEUE_MAP|PENSTOCK_PORT`
+//! - two fields of `PORT_QOS_MAP|PORT`
+//! - the stamp
+//!
+//! It leaves a port out if another configuration uses one of these entries, or if priority flow
+//! control makes a tenant's queue lossless. `plan` defines the order, and `southbound::classes`
+//! assigns classes to code points.
 //!
 //! # Stamp
 //!
-//! The fields `epoch` and `generation` of `PENSTOCK_TABLE|stamp` in STATE_DB. CONFIG_DB is not
-//! possible: `config reload`, `replace` and `rollback` check it against YANG models and fail at a
-//! table without a model. STATE_DB is empty after a restart of the switch, so until the next change
-//! the switch cannot refuse an old stamp. All keys that a decision depends on are watched (WATCH)
-//! in both databases. A transaction therefore fails if another controller or an operator has
-//! changed them.
+//! The stamp is in the fields `epoch` and `generation` of `PENSTOCK_TABLE|stamp` in STATE_DB.
+//! CONFIG_DB cannot hold it: `config reload`, `replace` and `rollback` check CONFIG_DB against YANG
+//! models and fail at a table without a model. STATE_DB is empty after a restart of the switch.
+//! Until the next change, the switch then cannot refuse an old stamp. The driver watches all keys
+//! that a decision depends on in both databases (WATCH). A transaction therefore fails if another
+//! controller or an operator has changed them.
 //!
 //! # Queue 7
 //!
-//! SONiC sends its own control packets through queue 7. No tenant gets it, unless
+//! SONiC sends its own control packets through queue 7. Tenants get this queue only if
 //! [`Settings::control_queue`] permits it.
 //!
 //! # Weights
 //!
-//! DWRR in bytes, 1 to 100. A queue without a weight has 1, because SONiC's model has nothing
-//! lower. Beside queues of low weight, the rest gets more than what they leave.
+//! Weights are those of DWRR in bytes, 1 to 100. A queue without a weight has 1, because SONiC's
+//! model has nothing lower. If other queues have low weights, such a queue gets more than the
+//! bandwidth that they do not use.
 //!
-//! Source: SONiC's CONFIG_DB manual and YANG models (`sonic-scheduler`, `sonic-queue`,
-//! `sonic-dscp-tc-map`, `sonic-port-qos-map`); `sonic-swss` `qosorch`.
+//! # Source
+//!
+//! The driver follows SONiC's CONFIG_DB manual, its YANG models (`sonic-scheduler`, `sonic-queue`,
+//! `sonic-dscp-tc-map`, `sonic-port-qos-map`), and `qosorch` in `sonic-swss`.
 
 mod plan;
 mod settings;
@@ -52,7 +61,8 @@ use tables::{CLASSES_MAX, STAMP, Tables, Unfit};
 use wire::{TIME_MAX, Wire, WireError};
 
 const COUNTERS_DB: i64 = 2;
-/// Most rounds of reading and writing for a change. Four suffice if no other client interferes.
+/// Largest number of rounds of reading and writing for a change. Four rounds suffice if no other
+/// client interferes.
 const ATTEMPTS: usize = 12;
 const NAME_MAX: usize = 32;
 
@@ -62,7 +72,7 @@ pub struct SonicSwitch {
     endpoint: Endpoint,
     settings: Settings,
     ports: Vec<String>,
-    /// Ports left out at the last read, with the reason.
+    /// Ports that the last read left out, with the reason.
     left_out: Mutex<BTreeMap<String, String>>,
 }
 
@@ -73,10 +83,10 @@ struct SwitchReading {
 }
 
 impl SonicSwitch {
-    /// A driver of the switch whose redis listens at the address.
+    /// Creates a driver of the switch with this redis.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`]: a port's name is invalid, or settings are out of range.
+    /// [`DriverError::Beyond`] if a port's name is invalid, or settings are out of range.
     pub fn new(
         name: &str,
         ports: &[PortInfo],
@@ -213,7 +223,7 @@ impl SonicSwitch {
         wire.map_err(|error| self.wire("a connection", error))
     }
 
-    /// Reads the switch. Everything is watched before it is read.
+    /// Reads the switch. It watches every key before it reads the key.
     async fn see(&self, wire: &mut Wire) -> Result<SwitchReading, DriverError> {
         let keys = tables::keys(&self.settings, &self.ports);
         let failed = |error| self.wire("its configuration", error);
@@ -231,7 +241,7 @@ impl SonicSwitch {
         Ok(SwitchReading { tables, state })
     }
 
-    /// Logs which ports are left out, once until that changes.
+    /// Logs which ports are left out. It logs a port only if its state or the reason has changed.
     fn tell_left_out(&self, now: &BTreeMap<String, String>) {
         let mut before = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         for (port, why) in now.iter().filter(|(port, why)| before.get(*port) != Some(why)) {
@@ -243,7 +253,7 @@ impl SonicSwitch {
         before.clone_from(now);
     }
 
-    /// The remaining transactions.
+    /// Returns the transactions that the switch still needs.
     fn plan(&self, seen: &SwitchReading, changes: &[Change]) -> Result<Vec<Vec<Op>>, DriverError> {
         let (can, mut target) = (self.can(), seen.state.clone());
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
@@ -261,11 +271,11 @@ impl SonicSwitch {
         })
     }
 
-    /// The commands that these changes send to databases with these entries, and the states before
-    /// and after, computed without a switch. An error leaves the entries unchanged.
+    /// Returns the commands that these changes send to databases with these entries, and the states
+    /// before and after. It needs no switch. After an error, the entries are unchanged.
     ///
     /// # Errors
-    /// As [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
+    /// The errors are those of [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
     #[doc(hidden)]
     pub fn rehearse(
         &self,
@@ -316,7 +326,7 @@ impl SonicSwitch {
                 let done = wire.commit(&ops).await;
                 done.map_err(|error| self.wire(&words, error))?
             };
-            // The next round sees what a transaction left, and any interference.
+            // The next round reads the result of the transaction, and any interference.
             if done && is_last {
                 return Ok(());
             }

@@ -3,19 +3,19 @@
 //! # Problem
 //!
 //! A transaction is atomic for redis, but the switch applies its entries one by one. A frame may
-//! meet two maps of which only one is new.
+//! therefore meet one new and one old map.
 //!
 //! # Approach
 //!
 //! There are four transactions, each of which may be empty:
 //!
-//! 1. Code points that lose their class, or whose class changes its meaning, go to class 0, the
-//!    shared queue.
+//! 1. Code points go to class 0, the shared queue, if they lose their class or if their class
+//!    changes its meaning.
 //! 2. Classes are mapped to queues on each port.
 //! 3. Code points get their classes, and ports their maps.
 //! 4. Queues get their schedulers, and unused schedulers are deleted.
 //!
-//! Entries that do not change are never written, so they are never unmapped.
+//! The driver never writes an entry that does not change, so such an entry is never unmapped.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -68,7 +68,7 @@ impl Op {
         }
     }
 
-    /// The command and its arguments.
+    /// Returns the command's name and its arguments.
     pub(super) fn arguments(&self) -> Vec<&str> {
         match self {
             Self::Set(key, fields) => {
@@ -85,14 +85,15 @@ impl Op {
 }
 
 impl fmt::Display for Op {
-    /// The command as a line for a shell.
+    /// Writes the command as a line for a shell.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "redis-cli -n {}", self.database())?;
         self.arguments().iter().try_for_each(|text| write!(f, " {}", quoted(text)))
     }
 }
 
-/// Quotes a word for a shell, where `|` in a key is a pipe and `[` a pattern.
+/// Quotes a word for a shell. Without quotes, a shell would read `|` in a key as a pipe, and `[` as
+/// a pattern.
 pub(super) fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:,".contains(c);
     match !text.is_empty() && text.chars().all(plain) {
@@ -106,7 +107,7 @@ pub(super) fn quoted(text: &str) -> String {
 pub(super) enum NoPlan {
     /// The present configuration does not fit.
     Unfit(Unfit),
-    /// It needs this many classes besides 0.
+    /// The target needs this many classes besides 0.
     Classes(usize),
 }
 
@@ -116,7 +117,7 @@ impl From<Unfit> for NoPlan {
     }
 }
 
-/// Sets the fields that differ; `None` if all are equal.
+/// Returns a command that sets the fields that differ. `None` if all are equal.
 fn set(tables: &Tables, key: &str, fields: Vec<(String, String)>) -> Option<Op> {
     let differs = |(field, value): &(String, String)| get(tables, key, field) != Some(value);
     let fields: Vec<_> = fields.into_iter().filter(differs).collect();
@@ -127,7 +128,7 @@ fn pair(field: impl ToString, value: impl ToString) -> (String, String) {
     (field.to_string(), value.to_string())
 }
 
-/// The class of each code point, and the queues of each class.
+/// Returns the class of each code point, and the queues of each class.
 fn assignment(
     settings: &Settings,
     ports: &[String],
@@ -148,7 +149,7 @@ fn assignment(
     }
 }
 
-/// The transactions that give the tables the state `target`, which names all of `ports`.
+/// Returns the transactions that give the tables the state `target`. It must name all of `ports`.
 pub(super) fn plan(
     settings: &Settings,
     ports: &[String],
@@ -158,7 +159,7 @@ pub(super) fn plan(
     let now = classes(tables)?;
     let Assignment { class, queues: of_class } = assignment(settings, ports, &now, target)?;
     let (mut to_queues, mut bind, mut weigh, mut forget) = (vec![], vec![], vec![], vec![]);
-    // Classes that will mean another queue on some port.
+    // These classes will select another queue on some port.
     let mut moves = [false; 256];
     for (n, port) in ports.iter().enumerate() {
         let name = queue_map(&settings.mode, port);
@@ -207,8 +208,8 @@ pub(super) fn plan(
     Ok([leave, to_queues, map, weigh].into_iter().filter(|ops| !ops.is_empty()).collect())
 }
 
-/// The queues of a port. A queue with a weight has its own scheduler. On a port with weights, the
-/// others share the scheduler of the rest.
+/// Sets the schedulers of a port's queues. A queue with a weight has its own scheduler. On a port
+/// with weights, the other queues share one scheduler ([`REST`]).
 fn weights(
     settings: &Settings,
     port: &str,

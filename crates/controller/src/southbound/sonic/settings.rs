@@ -9,26 +9,27 @@ use std::path::PathBuf;
 pub enum Endpoint {
     /// A unix socket, such as `/var/run/redis/redis.sock` on the switch itself.
     Unix(PathBuf),
-    /// A host and a port. Redis does not encrypt, so use a tunnel.
+    /// A host and a port. Redis does not encrypt, so the connection needs a tunnel.
     Tcp(String, u16),
 }
 
 /// How frames are mapped to queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MapMode {
-    /// The same fixed map from code point to queue on all ports.
+    /// All ports have the same fixed map from code point to queue.
     Static(BTreeMap<u8, u8>),
-    /// A changing map on each port. Not every platform supports that while traffic runs.
+    /// Each port has its own map, which may change. Not every platform supports changes while
+    /// traffic runs.
     PerPort,
 }
 
 /// How an entry refers to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reference {
-    /// `name`, in images since 202106.
+    /// The form `name`, in images since 202106.
     #[default]
     Plain,
-    /// `[TABLE|name]`, in older images.
+    /// The form `[TABLE|name]`, in older images.
     Bracketed,
 }
 
@@ -50,7 +51,7 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// Seven queues and eight classes. Code points 1 to 6 use queues 1 to 6.
+    /// Returns settings with seven queues and eight classes. Code points 1 to 6 use queues 1 to 6.
     fn default() -> Self {
         let map = (1..7).map(|queue| (queue, queue)).collect();
         let (mode, reference) = (MapMode::Static(map), Reference::Plain);
@@ -70,7 +71,7 @@ impl Settings {
 }
 
 impl fmt::Debug for Settings {
-    /// The password must not appear.
+    /// Leaves out the password, because it must not appear in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mode, reference, queues, control_queue, classes, password: _ } = self;
         let mut show = f.debug_struct("Settings");

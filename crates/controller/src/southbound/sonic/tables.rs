@@ -1,4 +1,4 @@
-//! Tables of CONFIG_DB: the keys that the driver reads, and their meaning.
+//! The keys of CONFIG_DB that the driver reads, and their meaning.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub type Tables = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Key of the stamp, in STATE_DB.
 pub(super) const STAMP: &str = "PENSTOCK_TABLE|stamp";
-/// Key of the stamp up to version 0.1, in CONFIG_DB, whose tables must all have a model.
+/// Key of the stamp up to version 0.1. It was in CONFIG_DB, where all tables must have a model.
 pub(super) const OLD_STAMP: &str = "PENSTOCK|stamp";
 /// Key of the switch's type.
 const DEVICE: &str = "DEVICE_METADATA|localhost";
@@ -19,7 +19,7 @@ const DEVICE: &str = "DEVICE_METADATA|localhost";
 pub(super) const MAP: &str = "PENSTOCK";
 /// Scheduler of queues without a weight.
 pub(super) const REST: &str = "pen.rest";
-/// Traffic classes of SONiC's model.
+/// Number of traffic classes in SONiC's model.
 pub(super) const CLASSES_MAX: u8 = 16;
 
 /// Why tables cannot be used.
@@ -27,15 +27,17 @@ pub(super) const CLASSES_MAX: u8 = 16;
 pub(super) enum Unfit {
     /// The port does not exist.
     NoPort(String),
-    /// Another configuration is in the way: the key, the field, and its value.
+    /// Another configuration uses a field that the driver needs. The fields are the key, the field
+    /// and its value.
     Foreign(String, &'static str, String),
-    /// An entry covers several queues, including one of the driver.
+    /// An entry covers several queues, and one of them belongs to the driver.
     Range(String, String),
-    /// Priority flow control is on for a class or queue of tenants: the port and the priority.
+    /// Priority flow control is on for a class or queue of tenants. The fields are the port and the
+    /// priority.
     Lossless(String, u8),
     /// The switch has virtual output queues, which use different keys.
     Voq,
-    /// A value is invalid: its place and the problem.
+    /// A value is invalid. The fields are its location and the problem.
     Rubbish(String, String),
 }
 
@@ -51,7 +53,7 @@ pub(super) fn queue_map(mode: &MapMode, port: &str) -> String {
     }
 }
 
-/// The name up to version 0.1. SONiC's model permits no `.` in the name of a map.
+/// Name of a port's map up to version 0.1. SONiC's model permits no `.` in the name of a map.
 pub(super) fn old_queue_map(port: &str) -> String {
     format!("{MAP}.{port}")
 }
@@ -60,7 +62,7 @@ pub(super) fn scheduler(port: &str, queue: u8) -> String {
     format!("pen.{port}.{queue}")
 }
 
-/// A reference to `name` in `table`, in the given notation.
+/// Returns a reference to `name` in `table`, in the given notation.
 pub(super) fn refer(reference: Reference, table: &str, name: &str) -> String {
     match reference {
         Reference::Plain => name.to_owned(),
@@ -68,13 +70,13 @@ pub(super) fn refer(reference: Reference, table: &str, name: &str) -> String {
     }
 }
 
-/// The name in a reference of either notation.
+/// Returns the name in a reference of either notation.
 pub(super) fn name(reference: &str) -> &str {
     let inner = reference.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     inner.map_or(reference, |text| text.split_once('|').map_or(text, |(_, name)| name))
 }
 
-/// All relevant keys of CONFIG_DB for these ports.
+/// Returns all keys of CONFIG_DB that the driver needs for these ports.
 pub(super) fn keys(settings: &Settings, ports: &[String]) -> Vec<String> {
     let mut keys = vec![OLD_STAMP.to_owned(), DEVICE.to_owned(), dscp_map()];
     keys.extend([format!("TC_TO_QUEUE_MAP|{MAP}"), format!("SCHEDULER|{REST}")]);
@@ -100,7 +102,7 @@ fn number<T: std::str::FromStr>(tables: &Tables, key: &str, field: &str) -> Resu
     value.parse().map_err(|_| Unfit::Rubbish(format!("{key} {field}"), format!("{value:?}")))
 }
 
-/// A map of small numbers under a key, without zeros.
+/// Reads a map of small numbers under a key. It leaves out entries that map to 0.
 fn map(tables: &Tables, key: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     let mut all = BTreeMap::new();
     for (field, value) in tables.get(key).into_iter().flatten() {
@@ -114,17 +116,17 @@ fn map(tables: &Tables, key: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     Ok(all)
 }
 
-/// Class of each code point that has one.
+/// Returns the class of each code point that has one.
 pub(super) fn classes(tables: &Tables) -> Result<BTreeMap<u8, u8>, Unfit> {
     map(tables, &dscp_map())
 }
 
-/// Queue of each class in the map with this name.
+/// Returns the queue of each class in the map with this name.
 pub(super) fn queues(tables: &Tables, name: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     map(tables, &format!("TC_TO_QUEUE_MAP|{name}"))
 }
 
-/// The stamp of the last decision.
+/// Reads the stamp of the last decision.
 fn stamp(tables: &Tables) -> Result<Stamp, Unfit> {
     let at = |key| {
         let number = |field| number(tables, key, field);
@@ -133,7 +135,7 @@ fn stamp(tables: &Tables) -> Result<Stamp, Unfit> {
     Ok(at(STAMP)?.max(at(OLD_STAMP)?))
 }
 
-/// Scheduler of a queue, if it has one.
+/// Returns the scheduler of a queue, if it has one.
 pub(super) fn scheduler_of<'a>(tables: &'a Tables, port: &str, queue: u8) -> Option<&'a str> {
     get(tables, &format!("QUEUE|{port}|{queue}"), "scheduler").map(name)
 }
@@ -148,7 +150,7 @@ fn weight(tables: &Tables, port: &str, queue: u8) -> Result<u32, Unfit> {
     }
 }
 
-/// The state of these ports. `entries` are the keys of table QUEUE.
+/// Returns the state of these ports. `entries` are the keys of table QUEUE.
 pub(super) fn state(
     settings: &Settings,
     ports: &[String],
@@ -204,8 +206,8 @@ fn port_state(
     Ok(PortState { weights, map }.canonical())
 }
 
-/// Whether the driver may use a port's queues, and its classes are lossy. In a lossless class, a
-/// tenant that sends too much would block the links of all others in it.
+/// Checks that the driver may use a port's queues, and that the port's classes are lossy. In a
+/// lossless class, a tenant that sends too much would block the links of all other tenants in it.
 fn unobstructed(
     settings: &Settings,
     port: &str,

@@ -1,4 +1,4 @@
-//! The plan, and a redis with invalid answers.
+//! Tests of the plan, and of the driver with a redis that gives invalid answers.
 
 use penstock_units::BitsPerSecond;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -38,7 +38,7 @@ fn target(a: &[(u8, u8)], b: &[(u8, u8)], weights: &[u32]) -> SwitchState {
     SwitchState { ports, ..SwitchState::default() }
 }
 
-/// State of tables without other configurations.
+/// Returns the state of tables without other configurations.
 fn state(settings: &Settings, tables: &Tables) -> SwitchState {
     let entries: Vec<String> = tables.keys().filter(|k| k.starts_with("QUEUE|")).cloned().collect();
     let state = tables::state(settings, &ports(), tables, &entries, |why| format!("{why:?}"));
@@ -191,8 +191,8 @@ fn a_remedy_is_for_what_is_in_the_way_alone() {
     assert!(text.contains("`config interface pfc priority Ethernet0 3 off`"), "{text}");
 }
 
-/// The patterns of SONiC's YANG models, 086b03bd. `sonic-dscp-tc-map` and `sonic-tc-queue-map`
-/// permit `[a-zA-Z0-9]{1}([-a-zA-Z0-9_]{0,31})` for a name.
+/// Checks names against the patterns of SONiC's YANG models (086b03bd). `sonic-dscp-tc-map` and
+/// `sonic-tc-queue-map` permit `[a-zA-Z0-9]{1}([-a-zA-Z0-9_]{0,31})` for a name.
 #[test]
 fn entries_of_config_db_have_a_model() {
     let tables_with_model =
@@ -278,7 +278,7 @@ fn settings_and_names_that_cannot_be_are_refused() {
     assert!(refused(Settings { mode: zero, ..Settings::default() }, "Ethernet0"));
 }
 
-/// Answers every request with the same bytes, repeated `times` times.
+/// Starts a server that answers every request with the same bytes, repeated `times` times.
 async fn liar(answer: Vec<u8>, times: usize) -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let port = listener.local_addr().expect("bound").port();

@@ -16,7 +16,7 @@ use super::plan::{CONFIG_DB, Op};
 use super::settings::{Endpoint, Settings};
 use super::tables::Tables;
 
-/// Most bytes read in one conversation.
+/// Largest number of bytes that are read in one conversation.
 const ANSWERS_MAX: usize = 8 << 20;
 /// Time limit of a conversation. It is shorter in tests of servers that never answer.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
@@ -87,7 +87,7 @@ impl AsyncWrite for Bounded {
     }
 }
 
-/// A connection of its own, because watched keys belong to a connection.
+/// A connection to redis. It is not shared, because watched keys belong to a connection.
 pub(super) struct Wire {
     connection: MultiplexedConnection,
     task: AbortHandle,
@@ -135,12 +135,12 @@ impl Wire {
         Ok(redis::cmd("WATCH").arg(keys).query_async(&mut self.connection).await?)
     }
 
-    /// Keys that match a pattern.
+    /// Returns the keys that match a pattern.
     pub(super) async fn names(&mut self, pattern: &str) -> Result<Vec<String>, WireError> {
         Ok(redis::cmd("KEYS").arg(pattern).query_async(&mut self.connection).await?)
     }
 
-    /// Fields and values of the existing ones of these keys.
+    /// Returns fields and values of those keys that exist.
     pub(super) async fn hashes(&mut self, keys: &[String]) -> Result<Tables, WireError> {
         if keys.is_empty() {
             return Ok(Tables::new());

@@ -15,12 +15,13 @@ use redb::{
 use super::super::contract::{Entry, LeaseId, Revision, StoreError};
 use super::state::{Batch, Held};
 
-/// Maps a key to: created by, modified by, lease (0 for none), value.
+/// Maps a key to the revision that created it, the revision that wrote it, its lease (0 for none)
+/// and its value.
 const ENTRIES: TableDefinition<&str, (u64, u64, i64, &[u8])> = TableDefinition::new("entries");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const REVISION: &str = "revision";
 const FORMAT: &str = "format";
-/// Increased by a change that older programs would misread.
+/// Version of the file's format. It increases with a change that older programs would misread.
 const FORMAT_NOW: u64 = 1;
 /// Size of redb's page cache in bytes. It is small because reads are answered from memory.
 const CACHE_BYTES: usize = 8 << 20;
@@ -32,7 +33,7 @@ pub(super) struct Content {
     pub(super) entries: BTreeMap<String, Held>,
 }
 
-/// Opens a database. Tests inject faults here.
+/// Function that opens a database. Tests inject faults here.
 pub(super) type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
 
 /// The file, which only this process uses.
@@ -40,7 +41,7 @@ pub(super) struct File {
     path: PathBuf,
     name: String,
     opener: Opener,
-    /// `None` after a fault: redb then refuses all requests until it is opened again.
+    /// `None` after a fault. redb then refuses all requests until the file is opened again.
     database: Option<Database>,
 }
 
@@ -53,8 +54,8 @@ impl File {
         Ok((file, content))
     }
 
-    /// Makes a batch durable. After an error it is not durable, unless the program ends before the
-    /// next successful write. `before` is the expected content without the batch.
+    /// Makes a batch durable. After an error the batch is not durable, unless the program ends
+    /// before the next successful write. `before` is the expected content without the batch.
     pub(super) fn write(
         &mut self,
         batch: &Batch,
@@ -63,8 +64,8 @@ impl File {
         if self.database.is_none() {
             let content = self.reopen()?;
             let before = before();
-            // The failed write had reached the disk after all, although the caller got an error and
-            // memory does not have it.
+            // The failed write had reached the disk, although the caller got an error. Memory does
+            // not have it.
             if content.revision != before.revision {
                 self.replace(&before)?;
             }
@@ -72,7 +73,7 @@ impl File {
         self.transaction(|transaction| batch.write(transaction))
     }
 
-    /// Writes everything to a new file. If this fails, the file is removed.
+    /// Writes all contents to a new file. If this fails, removes the file.
     pub(super) fn copy(content: &Content, to: &Path) -> Result<(), StoreError> {
         if to.exists() {
             let problem = format!("{} exists; name a new file for the copy", to.display());
@@ -140,7 +141,7 @@ impl File {
         let database = self.database.as_ref().ok_or_else(|| self.unavailable("is closed"))?;
         let attempt = || -> Result<(), Fault> {
             let mut transaction = database.begin_write()?;
-            // The primary copy is then always complete and does not depend on a checksum.
+            // With two phases, the primary copy is always complete and needs no checksum.
             transaction.set_two_phase_commit(true);
             write(&transaction)?;
             transaction.commit()?;
@@ -220,7 +221,7 @@ fn held(key: &str, (created, modified, lease, value): (u64, u64, i64, &[u8])) ->
     }
 }
 
-/// Opens a file that only its owner can access, and makes its directory entry durable.
+/// Opens a database file with access for its owner only. Makes its directory entry durable.
 pub(super) fn open_database(path: &Path) -> Result<Database, DatabaseError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -230,11 +231,11 @@ pub(super) fn open_database(path: &Path) -> Result<Database, DatabaseError> {
     builder().create_with_backend(FileBackend::new(file)?)
 }
 
-/// Settings of the database, for any storage.
+/// Returns the settings of a database. They hold for any storage.
 pub(super) fn builder() -> redb::Builder {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
-    // By default, redb returns the contents of damaged pages.
+    // Without this check, redb returns the contents of damaged pages.
     builder.set_check_integrity_on_open(true);
     builder
 }
@@ -251,7 +252,7 @@ fn io_problem(error: &io::Error) -> String {
     format!("{error}{remedy}")
 }
 
-/// Any error of redb.
+/// An error of redb of any kind.
 pub(super) struct Fault(redb::Error);
 
 macro_rules! faults {

@@ -1,28 +1,29 @@
-//! A durable store in one file, for a single controller without another service.
+//! A durable store in one file, for a single controller. It needs no other service.
 //!
 //! # Problem
 //!
-//! Most fabrics have a single controller. What it sold must survive its end.
+//! Most fabrics have a single controller. Tenants that it sold must survive the controller's end.
 //!
 //! # Approach
 //!
-//! All keys are in memory, where they are read and watched. A write is first made durable in the
-//! file and then becomes visible. A full or failing disk therefore stops writes and nothing else.
+//! All keys are in memory, where they are read and watched. The store first makes a write durable
+//! in the file and then makes it visible. If the disk is full or fails, only writes fail.
 //!
 //! # Failures
 //!
 //! A failed write returns an error and does not become visible. The next write opens the file
-//! again, so the store recovers when there is space. The file belongs to [`redb`] and is copy on
-//! write: after a power loss it has the state before or after a transaction. A damaged file is
-//! refused as a whole. A second program that opens it gets an error that says so.
+//! again, so the store recovers when there is space. [`redb`] writes the file by copy on write.
+//! After a power loss, the file therefore has the state before or after a transaction. The store
+//! refuses a damaged file as a whole. If a second program opens the file, it gets an error that
+//! says so.
 //!
-//! Leases end by tokio's clock. They do not outlive the program: their keys are deleted when the
-//! file is opened, because no client can renew them.
+//! Leases end by tokio's clock. They do not outlive the program. When the file is opened, the store
+//! deletes their keys, because no client can renew them.
 //!
 //! # Cost
 //!
-//! Memory for all keys and values, and for the last 4,096 changes or 64 MiB of them, whichever is
-//! less. A write takes two `fsync` calls.
+//! The store needs memory for all keys and values. It also keeps the last 4,096 changes or 64 MiB
+//! of them, whichever is less. A write takes two `fsync` calls.
 
 mod file;
 mod state;
@@ -48,7 +49,7 @@ use super::{campaign, limits};
 const RETRY: Duration = Duration::from_secs(1);
 /// Longest lease, as in etcd.
 const LEASE_MAX: Duration = Duration::from_secs(9_000_000_000);
-/// Changes that a watch takes from the history at once.
+/// Number of changes that a watch takes from the history at once.
 const WATCH_CHANGES: usize = 64;
 
 /// A store in one file. Clones are handles of the same store, which closes with the last handle.
@@ -59,20 +60,21 @@ pub struct Embedded {
 
 struct Inner {
     name: String,
-    /// Held from planning to applying, so that writes are serialized. Always locked before `state`.
+    /// This lock is held from planning to applying, so that writes are serialized. It is always
+    /// locked before `state`.
     file: Mutex<File>,
     shared: Arc<Shared>,
     leases_changed: Arc<Notify>,
 }
 
-/// State that watches need. It does not keep the file open.
+/// The part of the store that watches need. It does not keep the file open.
 struct Shared {
     state: Mutex<State>,
     revision: watch::Sender<u64>,
 }
 
 impl Embedded {
-    /// Opens or creates the file. Its directory must exist. Needs a tokio runtime.
+    /// Opens or creates the file. Its directory must exist. This call needs a tokio runtime.
     ///
     /// # Errors
     /// - [`StoreError::Unavailable`]: another program has opened it, or the disk failed.
@@ -81,8 +83,8 @@ impl Embedded {
         Self::open_with(path, Box::new(open_database)).await
     }
 
-    /// Writes a backup of a store in use to a new file, which [`Embedded::open`] accepts. Returns
-    /// the revision of the backup.
+    /// Writes a backup to a new file while the store is in use. [`Embedded::open`] accepts the
+    /// file. Returns the revision of the backup.
     ///
     /// # Errors
     /// - [`StoreError::Invalid`]: the file exists.
@@ -90,7 +92,7 @@ impl Embedded {
     pub async fn copy_to(&self, path: &Path) -> Result<Revision, StoreError> {
         let path = path.to_owned();
         self.blocking(move |inner| {
-            // From memory, so that writes continue meanwhile.
+            // The contents come from memory, so that writes continue meanwhile.
             let content = inner.state().content();
             File::copy(&content, &path)?;
             Ok(Revision(content.revision))
@@ -148,7 +150,7 @@ impl Inner {
         self.shared.state()
     }
 
-    /// Plans a write, makes it durable, then applies it.
+    /// Plans a write, makes it durable, and then applies it.
     fn write(
         &self,
         plan: impl FnOnce(&State) -> Result<Batch, StoreError>,
@@ -267,7 +269,7 @@ async fn end_leases(store: Weak<Inner>, changed: Arc<Notify>) {
     loop {
         let Some(inner) = store.upgrade() else { return };
         let next = inner.state().next_end();
-        // Not kept while waiting, because the store closes with its last handle.
+        // The task keeps no handle while it waits, because the store closes with its last handle.
         drop(inner);
         match next {
             Some(at) => tokio::select! {
@@ -302,12 +304,12 @@ struct Follow {
 impl Follow {
     async fn run(mut self, changes: mpsc::Sender<Result<Change, StoreError>>) {
         if let Err(error) = self.follow(&changes).await {
-            // It does not matter if the receiver is gone.
+            // If the receiver is gone, nothing needs this error.
             let _ = changes.send(Err(error)).await;
         }
     }
 
-    /// Sends changes until the receiver is gone or an error occurs.
+    /// Sends changes until the receiver is gone or there is an error.
     async fn follow(
         &mut self,
         changes: &mpsc::Sender<Result<Change, StoreError>>,

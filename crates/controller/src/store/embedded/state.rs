@@ -10,9 +10,9 @@ use super::super::contract::{
 };
 use super::file::Content;
 
-/// Most changes kept for watches.
+/// Largest number of changes that are kept for watches.
 pub(super) const HISTORY_CHANGES_MAX: usize = 4_096;
-/// Most bytes of keys and values kept for watches.
+/// Largest number of bytes of keys and values that are kept for watches.
 pub(super) const HISTORY_BYTES_MAX: usize = 64 << 20;
 
 /// An entry and its lease.
@@ -22,7 +22,7 @@ pub(super) struct Held {
     pub(super) lease: Option<LeaseId>,
 }
 
-/// Effect of a transaction before it is durable: a value or a deletion per key.
+/// Effect of a transaction before it is durable. It has a value or a deletion for each key.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) revision: u64,
@@ -36,7 +36,7 @@ struct Lease {
     keys: BTreeSet<String>,
 }
 
-/// The complete state.
+/// The complete state of the store.
 #[derive(Debug)]
 pub(super) struct State {
     content: Content,
@@ -72,7 +72,7 @@ impl State {
         }
     }
 
-    /// The effect of a transaction, or an error if it may not be written.
+    /// Returns the effect of a transaction, or an error if it may not be written.
     pub(super) fn plan(&self, asked: Transaction, now: Instant) -> Result<Batch, StoreError> {
         for compare in &asked.compare {
             let (key, holds) = match compare {
@@ -109,7 +109,7 @@ impl State {
         Ok(Batch { revision, writes })
     }
 
-    /// Revisions of creation and modification; 0 for an absent key.
+    /// Returns the revisions of creation and modification. Both are 0 for an absent key.
     fn get_revisions(&self, key: &str) -> (u64, u64) {
         let held = self.content.entries.get(key);
         held.map_or((0, 0), |held| (held.entry.created.0, held.entry.modified.0))
@@ -159,12 +159,12 @@ impl State {
         self.leases.get(&id).is_some_and(|lease| now < lease.ends)
     }
 
-    /// When the next lease ends.
+    /// Returns the time at which the next lease ends.
     pub(super) fn next_end(&self) -> Option<Instant> {
         self.leases.values().map(|lease| lease.ends).min()
     }
 
-    /// Leases that have ended, in the order of their ends.
+    /// Returns the leases that have ended, in the order of their ends.
     pub(super) fn ended(&self, now: Instant) -> Vec<LeaseId> {
         let ended = self.leases.iter().filter(|(_, lease)| lease.ends <= now);
         let mut ended: Vec<_> = ended.map(|(id, lease)| (lease.ends, *id)).collect();
@@ -172,19 +172,19 @@ impl State {
         ended.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Ends a lease: it accepts no keys and no renewals from now on.
+    /// Ends a lease. From now on it accepts no keys and no renewals.
     pub(super) fn end_now(&mut self, id: LeaseId, now: Instant) {
         self.leases.entry(id).and_modify(|lease| lease.ends = lease.ends.min(now));
     }
 
-    /// Effect of a lease's end.
+    /// Returns the effect of a lease's end.
     pub(super) fn plan_end(&self, id: LeaseId) -> Batch {
         let keys = self.leases.get(&id).map(|lease| lease.keys.clone()).unwrap_or_default();
         let writes = keys.into_iter().map(|key| (key, None)).collect();
         Batch { revision: self.content.revision + 1, writes }
     }
 
-    /// Effect of ending all leases found in the file.
+    /// Returns the effect of ending all leases that were in the file.
     pub(super) fn plan_restart(&self) -> Batch {
         let leased = self.content.entries.values().filter(|held| held.lease.is_some());
         let writes = leased.map(|held| (held.entry.key.clone(), None)).collect();
@@ -195,12 +195,13 @@ impl State {
         self.leases.remove(&id);
     }
 
-    /// Position in the history of the first change from `from` on.
+    /// Returns the position in the history of the first change with revision `from` or later.
     pub(super) fn place(&self, from: u64) -> Result<u64, StoreError> {
         self.history.place(from)
     }
 
-    /// Changes from a position on, after looking at a limited number, and the position after them.
+    /// Returns changes from a position on, and the position after them. It looks at a limited
+    /// number of changes.
     pub(super) fn changes(
         &self,
         place: u64,
@@ -217,7 +218,7 @@ struct History {
     bytes: usize,
     /// Position of the first change kept.
     first: u64,
-    /// All changes from this revision on are kept.
+    /// The history has all changes from this revision on.
     kept_from: u64,
 }
 
@@ -227,8 +228,8 @@ impl History {
         self.changes.push_back((revision, change));
     }
 
-    /// Removes whole revisions, so that none is seen in part. The last revision stays regardless of
-    /// its size.
+    /// Removes whole revisions, so that no watch receives a part of one. The last revision stays
+    /// regardless of its size.
     fn trim(&mut self) {
         while self.changes.len() > HISTORY_CHANGES_MAX || self.bytes > HISTORY_BYTES_MAX {
             let Some((oldest, _)) = self.changes.front() else { return };

@@ -172,7 +172,7 @@ async fn a_watch_of_what_is_no_longer_kept_ends_with_compacted() {
     let mut late = store.watch("", Revision(1)).await.unwrap();
     let Some(Err(StoreError::Compacted(kept))) = late.recv().await else { panic!("not compacted") };
     assert_eq!(late.recv().await, None);
-    // The kept history begins where the error says, and is complete.
+    // The history in memory begins at the error's revision and is complete.
     let mut kept = store.watch("", kept).await.unwrap();
     for n in 0..state::HISTORY_CHANGES_MAX {
         let Some(Ok(Change::Put(entry))) = kept.recv().await else { panic!("change {n}") };
@@ -191,12 +191,12 @@ async fn a_watch_ends_when_the_store_is_closed() {
     assert_eq!(changes.recv().await, None);
 }
 
-/// A disk that becomes full on request: writes fail, reads work.
+/// A disk that becomes full on request. Writes then fail, but reads work.
 #[derive(Debug)]
 struct Disk {
     file: FileBackend,
     full: Arc<AtomicBool>,
-    /// Writes permitted before the disk is full.
+    /// Number of writes until the disk is full.
     room: Arc<AtomicU64>,
 }
 
@@ -239,7 +239,8 @@ impl StorageBackend for Disk {
 #[tokio::test]
 async fn a_full_disk_refuses_writes_keeps_all_else_and_goes_on_when_there_is_room() {
     let dir = Dir::new();
-    // A fault after each number of writes: before, between and after the parts of a commit.
+    // A fault happens after each number of writes. It is before, between or after the parts of a
+    // commit.
     for room_left in 0..12 {
         let path = dir.0.join(format!("{room_left}.redb"));
         let (full, room) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -296,7 +297,8 @@ async fn a_damaged_file_is_refused_or_read_right_never_read_wrong() {
     drop(store);
     let whole = fs::read(dir.file()).unwrap();
     let (damaged, mut refused) = (dir.0.join("damaged.redb"), 0);
-    // Every 1,009th byte of the file, the first ones of the header, and three truncations.
+    // The test damages every 1,009th byte of the file and the first bytes of the header. It also
+    // truncates the file in three places.
     let places = (0..64).chain((64..whole.len()).step_by(1_009));
     for place in places {
         let mut bytes = whole.clone();

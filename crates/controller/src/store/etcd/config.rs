@@ -7,7 +7,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use super::super::contract::StoreError;
 
-/// Interval of keep-alive pings on a connection in use. By default, etcd permits one in 5 s
+/// Interval of keep-alive pings on a connection in use. By default, etcd permits one ping in 5 s
 /// (`--grpc-keepalive-min-time`) and closes connections that send more.
 const PING_EVERY: Duration = Duration::from_secs(10);
 
@@ -15,23 +15,23 @@ const PING_EVERY: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
     /// Members as `host:port`, optionally with `http://` or `https://`. One member suffices to
-    /// reach a cluster. List all of them to continue when one fails.
+    /// reach a cluster. If all members are listed, the client continues when one of them fails.
     pub endpoints: Vec<String>,
-    /// Encryption. It is required for `https://` and refused with `http://`.
+    /// TLS certificates. They are required for `https://` and refused with `http://`.
     pub tls: Option<EtcdTls>,
-    /// Time limit of a call including all attempts; at least 100 ms. After it the call is
-    /// [`StoreError::Unavailable`]. It must be well below the leader's lease.
+    /// Time limit of a call including all attempts. It is at least 100 ms and must be well below
+    /// the leader's lease. After this time the call fails with [`StoreError::Unavailable`].
     pub limit: Duration,
 }
 
 impl EtcdConfig {
-    /// Members without encryption, with a limit of 3 s per call.
+    /// Returns a configuration without encryption, with a limit of 3 s per call.
     #[must_use]
     pub fn new(endpoints: Vec<String>) -> Self {
         Self { endpoints, tls: None, limit: Duration::from_secs(3) }
     }
 
-    /// A channel to each member. None is connected yet.
+    /// Returns a channel to each member. None is connected yet.
     pub(super) fn channels(&self) -> Result<Vec<Channel>, StoreError> {
         if self.endpoints.is_empty() {
             return Err(StoreError::Invalid("no etcd endpoint; name at least one".to_owned()));
@@ -98,7 +98,7 @@ impl EtcdTls {
     }
 }
 
-/// The key must not appear in logs.
+/// Leaves out the key, because it must not appear in logs.
 impl fmt::Debug for EtcdTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdTls")

@@ -1,15 +1,16 @@
-//! Calls to etcd members, one after the other, within a time limit.
+//! Calls etcd members one after the other, within a time limit.
 //!
 //! # Problem
 //!
 //! A member may be gone. It may also be stopped with its connections open, or be cut off from the
-//! others.
+//! other members.
 //!
 //! # Approach
 //!
-//! All calls go to one member until it fails, then to the next. An idempotent request is repeated
-//! at another member within the same call. A transaction is repeated only if it was certainly not
-//! started, because a second attempt could meet the result of the first.
+//! All calls go to one member until it fails, and then to the next. The client repeats an
+//! idempotent request at another member within the same call. It repeats a transaction only if the
+//! transaction certainly did not start. Otherwise, a second attempt could meet the result of the
+//! first.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,9 +22,9 @@ use tonic::{Code, ConnectError, Request, Status};
 
 use super::super::contract::StoreError;
 
-/// Pause between rounds in which no member could be asked.
+/// Pause after a round in which no member could be called.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Most members asked in one call, each within its share of the time.
+/// Largest number of members in one call. Each has an equal share of the time.
 const SHARES_MAX: u32 = 3;
 
 #[derive(Debug)]
@@ -37,26 +38,26 @@ pub(super) struct Link {
 /// Whether a call with unknown outcome may be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// It may be repeated, because it is idempotent.
+    /// The call may be repeated, because it is idempotent.
     Freely,
-    /// It may not be repeated.
+    /// The call may not be repeated.
     Never,
 }
 
 /// Why a call failed.
 #[derive(Debug)]
 pub(super) enum Failed {
-    /// etcd refused it.
+    /// etcd refused the call.
     Refused(Status),
     /// There was no usable answer within the time limit.
     Unavailable(StoreError),
 }
 
-/// What follows from a status.
+/// What the client does after a status.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Refused,
-    /// The request was not started, so another member may be asked.
+    /// The request was not started, so the client may call another member.
     NotBegun,
     Unknown,
 }
@@ -147,7 +148,8 @@ impl Link {
     }
 }
 
-/// A request that only a member with a known leader accepts. Another member would let it wait.
+/// Returns a request that only a member with a known leader accepts. Without this, a member that
+/// knows no leader would let the request wait.
 pub(super) fn request<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));

@@ -1,26 +1,30 @@
-//! A store in an etcd cluster, for several controllers of which one leads.
+//! A store in an etcd cluster, for several controllers. One of them leads.
 //!
 //! # Problem
 //!
-//! A controller's machine may fail. Another controller must continue with what it had sold.
+//! A controller's machine may fail. Another controller must then continue with the sold tenants.
 //!
 //! # Approach
 //!
 //! A write succeeds only if a majority of etcd's members has stored it. The client moves between
-//! members, never returns stale data (reads are linearizable), and gives up after
+//! members. It never returns stale data, because reads are linearizable. It gives up after
 //! [`EtcdConfig::limit`].
 //!
 //! # Failures
 //!
 //! If one of three members fails, the current call may fail, but the next one succeeds. If two
-//! fail, all calls end with [`StoreError::Unavailable`] in time and succeed again when one is back.
-//! A watch resumes by itself.
+//! members fail, all calls end with [`StoreError::Unavailable`] within the time limit. They succeed
+//! again when one of these members is back. A watch resumes by itself.
 //!
 //! # Departures
 //!
-//! This is a custom client. etcd-client needs `protoc` at build time. It also spreads calls over
-//! all members, so with one of three stopped, every third call waits in vain. Requires etcd 3.4 or
-//! later. Passwords are not supported; clients authenticate by certificate.
+//! This is a custom client. The crate etcd-client needs `protoc` at build time. It also spreads
+//! calls over all members. If one of three members is stopped, every third call then waits in vain.
+//!
+//! # Limits
+//!
+//! The client requires etcd 3.4 or later. It does not support passwords. Clients authenticate by
+//! certificate.
 
 mod config;
 mod link;
@@ -50,9 +54,9 @@ pub use config::{EtcdConfig, EtcdTls};
 const PAGE: i64 = 256;
 /// Longest message from a member in bytes.
 const MESSAGE_BYTES_MAX: usize = 512 << 20;
-/// How often a listing restarts because of a compaction.
+/// Largest number of attempts at a listing. A compaction ends an attempt.
 const LISTINGS_MAX: usize = 5;
-/// Changes that wait for a watch's receiver.
+/// Number of changes that may wait for a watch's receiver.
 const WATCH_CHANGES: usize = 64;
 /// Longest lease in seconds, as in etcd.
 const LEASE_SECONDS_MAX: i64 = 9_000_000_000;
@@ -64,7 +68,7 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Prepares connections; the first call establishes one. Needs a tokio runtime.
+    /// Prepares connections. The first call establishes one. This function needs a tokio runtime.
     ///
     /// # Errors
     /// [`StoreError::Invalid`]: an endpoint or certificate is invalid.
@@ -90,13 +94,14 @@ impl Etcd {
         wire::entry(kv).map_err(|problem| StoreError::Damaged { store: store(), problem })
     }
 
-    /// Lists page by page at the revision of the first page. `None` if that revision was compacted.
+    /// Lists page by page at the revision of the first page. Returns `None` if that revision was
+    /// compacted.
     async fn pages(&self, prefix: &str) -> Result<Option<Listing>, StoreError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut at = 0;
         loop {
             let key = match entries.last() {
-                // The smallest key above the last one.
+                // This is the smallest key above the last one.
                 Some(last) => [last.key.as_bytes(), &[0]].concat(),
                 None => wire::range_start(prefix),
             };
@@ -142,8 +147,8 @@ impl Etcd {
         }
     }
 
-    /// The first key whose condition does not hold, from the entries that etcd returned with its
-    /// refusal.
+    /// Returns the first key with a condition that does not hold. It uses the entries that etcd
+    /// returned with its refusal.
     fn conflict(compare: &[Compare], responses: Vec<pb::ResponseOp>) -> StoreError {
         let found = responses.into_iter().map(|response| match response.response {
             Some(pb::response_op::Response::ResponseRange(range)) => range.kvs.into_iter().next(),
@@ -246,7 +251,8 @@ impl Store for Etcd {
         }
     }
 
-    /// etcd counts whole seconds, and its shortest lease exceeds its own election time.
+    /// Makes a lease. etcd counts whole seconds, and its shortest lease exceeds its own election
+    /// time.
     async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         let whole = i64::try_from(ttl.as_secs()).unwrap_or(LEASE_SECONDS_MAX);
         let seconds = whole.saturating_add(i64::from(ttl.subsec_nanos() > 0));

@@ -2,16 +2,16 @@
 //!
 //! # Problem
 //!
-//! A stream may break, or its member may be stopped so that the stream stays silent. In both cases
-//! no change may be missed or reported twice.
+//! A stream may break. Its member may also be stopped, and the stream then stays silent. In both
+//! cases the watch must not miss a change or report one twice.
 //!
 //! # Approach
 //!
-//! Delivered changes are tracked by revision. A new stream starts one revision *before* the next
-//! one due, and older changes are dropped. etcd reports `compacted` only for revisions below that
-//! of a compaction, but it forgets deletions at that very revision. Starting one earlier makes it
-//! report the compaction. On a silent stream the client requests the progress, and it abandons the
-//! stream if no answer comes.
+//! The watch tracks delivered changes by revision. A new stream starts one revision *before* the
+//! next one due, and the watch drops older changes. The reason is that etcd reports `compacted`
+//! only for revisions below that of a compaction, but also forgets deletions at that very revision.
+//! If a stream starts one revision earlier, etcd reports the compaction. On a silent stream the
+//! client requests the progress. If no answer comes, it abandons the stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(super) type Changes = mpsc::Sender<Result<Change, StoreError>>;
 pub(super) struct Follow {
     link: Arc<Link>,
     prefix: String,
-    /// All changes before this revision were delivered.
+    /// Revision of the next change. All changes before this revision were delivered.
     next: u64,
     /// Number of delivered changes of revision `next`. etcd may split a large revision into several
     /// messages.
@@ -69,7 +69,7 @@ impl Follow {
             match self.stream(channel, &changes).await {
                 Left::Unheard => return,
                 Left::Ended(error) => {
-                    // It does not matter if the receiver is gone.
+                    // If the receiver is gone, nothing needs this error.
                     let _ = changes.send(Err(error)).await;
                     return;
                 }
@@ -131,7 +131,7 @@ impl Follow {
                 Err(_) => {
                     asked = true;
                     let progress = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
-                    // The channel is full only if the previous request was never sent.
+                    // If the channel is full, the previous request was never sent.
                     let _ = requests.try_send(ask(progress));
                 }
             }

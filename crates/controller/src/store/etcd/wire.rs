@@ -11,19 +11,19 @@ use self::pb::compare::{CompareTarget, TargetUnion};
 use self::pb::request_op::Request;
 use super::super::contract::{Change, Compare, Entry, LeaseId, Revision, Write};
 
-/// End of the range of keys that begin with `prefix`.
+/// Returns the end of the range of keys that begin with `prefix`.
 pub(super) fn range_end(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     // UTF-8 has no byte 255, so the last byte can always be incremented.
     match end.last_mut() {
         Some(last) => *last += 1,
-        // etcd's notation for all keys.
+        // This is etcd's notation for all keys.
         None => end.push(0),
     }
     end
 }
 
-/// First key of the range of all keys.
+/// Returns the start of the range of keys that begin with `prefix`.
 pub(super) fn range_start(prefix: &str) -> Vec<u8> {
     if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() }
 }
@@ -37,7 +37,7 @@ pub(super) fn signed(revision: Revision) -> i64 {
     i64::try_from(revision.0).unwrap_or(i64::MAX)
 }
 
-/// Converts an entry. The error says what is wrong with a key that another program wrote.
+/// Converts an entry. If another program wrote a key that is not valid, the error says why.
 pub(super) fn entry(kv: pb::KeyValue) -> Result<Entry, String> {
     Ok(Entry {
         key: key(kv.key)?,

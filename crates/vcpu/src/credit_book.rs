@@ -19,10 +19,9 @@
 //! weight of all credits, and of a negative balance. A VM gets at most its cap, and at most the
 //! time that its active vCPUs could use. The rest goes to the VMs after it.
 //!
-//! A vCPU with a balance below 0 is OVER, otherwise UNDER. The bounds of a balance are -1 epoch and
+//! A vCPU with credits below 0 is OVER, otherwise UNDER. Its credits are bounded to -1 epoch and
 //! +1 epoch. A vCPU above the upper bound does not use its credits, so it stops earning and keeps
-//! half. A vCPU whose balance is below its cap's limit, by more than it may use in an epoch, is
-//! parked until it is UNDER.
+//! half. A vCPU that owes more than its cap for an epoch is parked until it is UNDER.
 //!
 //! # Example
 //! On one processor, weights 256 and 512 get 100 and 200 credits per epoch. A test covers this.

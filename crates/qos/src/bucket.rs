@@ -19,7 +19,8 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket, as RFC 2697 and 2698 start it. `depth` is in units of `parts` each.
+    /// A full bucket, as RFC 2697 and 2698 start it. `depth` is in bytes or frames, and `parts` is
+    /// the number of parts of each.
     pub(crate) const fn new(depth: u32, parts: i64) -> Self {
         let depth = depth as i64 * parts;
         Self { level: AtomicI64::new(depth), depth }
@@ -46,9 +47,9 @@ impl Bucket {
         }
     }
 
-    /// Takes parts if the level covers them or the bucket is full. Returns whether it did.
+    /// Takes parts if the level covers them or the bucket is full. Returns whether it took them.
     pub(crate) fn take(&self, parts: i64) -> bool {
-        // A bucket of depth 0 is always full. It must refuse all the same.
+        // A bucket of depth 0 is always full. It must refuse nevertheless.
         let enough = if self.depth == 0 { i64::MAX } else { parts.min(self.depth) };
         self.take_from(parts, enough)
     }

@@ -44,7 +44,7 @@
 //!
 //! # Departures
 //!
-//! There are none. The paper does not say after how many loops a unit is demoted. Here it is 3.
+//! There are no departures. The paper does not say after how many loops a unit is demoted.
 //!
 //! # Cost
 //!

@@ -119,7 +119,7 @@ struct Queue {
 pub struct Candidate {
     /// Slot of the unit.
     pub slot: usize,
-    /// Whether the worker may now notify guests and other workers of earlier work. True if the
+    /// Whether the worker may now send its pending notifications of earlier work. True if the
     /// unit's class is above the last class, or if every unit of the last class has been looked at.
     pub ends_round: bool,
 }

@@ -78,7 +78,7 @@ impl Palette {
         if values.is_empty() { Err(PaletteError::Empty) } else { Ok(Self(values)) }
     }
 
-    /// All values except 0 and those that the fabric reserves for other purposes.
+    /// All values except 0 and the values that the fabric reserves for other purposes.
     ///
     /// # Errors
     /// A reserved value has more than six bits, or no value remains.

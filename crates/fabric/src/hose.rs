@@ -127,7 +127,7 @@ impl Hose {
         &self.classes
     }
 
-    /// Number of VMs.
+    /// Number of VMs of all classes together.
     #[must_use]
     pub fn vms(&self) -> u32 {
         self.classes.iter().map(|class| class.vms).sum()

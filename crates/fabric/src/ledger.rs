@@ -62,7 +62,7 @@ pub enum LedgerError {
     /// A server has too few free slots.
     #[error("server {} has {free} slots free and not {wanted}; place fewer VMs there", .server.0)]
     Slots {
-        /// The overcommitted server.
+        /// The server with too few free slots.
         server: NodeId,
         /// Free slots of the server.
         free: u32,
@@ -74,7 +74,7 @@ pub enum LedgerError {
         "link {} has {} bit/s free and not {}; reserve less there", .link.0, .free.0, .wanted.0
     )]
     Link {
-        /// The overcommitted link.
+        /// The link with too little bandwidth.
         link: LinkId,
         /// Free bandwidth in the refused direction.
         free: BitsPerSecond,
@@ -120,7 +120,7 @@ impl Ledger {
         ledger
     }
 
-    /// Topology whose resources the ledger accounts for.
+    /// Topology that has the accounted resources.
     #[must_use]
     pub fn topology(&self) -> &Topology {
         &self.topology

@@ -49,7 +49,7 @@ const EXCESSES_MAX: usize = 16;
 pub struct WorkerSet(u16);
 
 impl WorkerSet {
-    /// The empty set.
+    /// The set without workers.
     pub const NONE: Self = Self(0);
 
     /// The set of one worker. It is empty if the number is 16 or more.
@@ -193,7 +193,7 @@ pub enum Remedy {
         /// Number of the worker that has room.
         worker: usize,
     },
-    /// Reduce one claim.
+    /// Reduce one claim to a part of its cycles or rate.
     Reduce {
         /// Index in the list of claims.
         claim: usize,
@@ -210,7 +210,7 @@ pub enum Remedy {
 /// A resource of which more is sold than exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess<T> {
-    /// Amount sold.
+    /// Amount of the resource that is sold.
     pub sold: T,
     /// Amount that the host has.
     pub there: T,
@@ -225,7 +225,7 @@ pub struct Excess<T> {
 pub struct Admission {
     /// Excess of the link. `None` if purchased bandwidth fits.
     pub link: Option<Excess<BitsPerSecond>>,
-    /// Sets of workers whose cycles are oversold.
+    /// Sets of workers with oversold cycles.
     pub cycles: Vec<Excess<CyclesPerSecond>>,
     /// Cycles per second that may still be claimed on each single worker.
     pub room: Vec<CyclesPerSecond>,

@@ -2,9 +2,9 @@
 //!
 //! # Problem
 //!
-//! Cycle buckets divide the core. A VM whose frames are cheaper than its profile says (few flows,
-//! large frames) gets more bits out of its cycles and may fill the uplink. Its neighbours then lose
-//! bandwidth on the link, which no cycle bucket measures.
+//! Cycle buckets divide the core. A VM's frames may be cheaper than its profile says, for example
+//! with few flows or large frames. The VM then gets more bits out of its cycles and may fill the
+//! uplink. Its neighbours lose bandwidth on the link, which no cycle bucket measures.
 //!
 //! # Source
 //!

@@ -11,7 +11,7 @@ pub(crate) const PARTS_OF_BYTE: i64 = 8_000_000_000;
 /// Parts of one frame if the rate is in frames per second.
 pub(crate) const PARTS_OF_FRAME: i64 = 1_000_000_000;
 
-/// A token bucket whose level and depth are in parts.
+/// A token bucket. Its level and depth are in parts.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     level: AtomicI64,
@@ -26,7 +26,7 @@ impl Bucket {
         Self { level: AtomicI64::new(depth), depth }
     }
 
-    /// Adds parts and returns those that do not fit.
+    /// Adds parts and returns the parts that do not fit.
     pub(crate) fn give(&self, parts: u64) -> u64 {
         let mut level = self.level();
         loop {

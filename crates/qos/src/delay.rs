@@ -12,7 +12,6 @@
 //! - [`Histogram`] divides each octave into 32 buckets, so each value is known to within 1/32 (3.2
 //!   %). It covers 0 to 2^40 ns (18 minutes). Longer delays count as 2^40 ns.
 //! - [`Variation`] is the difference between the delays of two consecutive frames of a stream (RFC
-//! - [`Variation`] is the difference between the delays of two consecutive frames of a stream (RFC
 //!   3393 §2).
 //! - [`Jitter`] smooths D, which is the difference between the arrival spacing and the timestamp
 //!   spacing of two packets. It computes J += (|D| - J)/16 in integers (RFC 3550 §6.4.1, Appendix
@@ -33,7 +32,7 @@ const PARTS: u32 = 5;
 const BITS: u32 = 40;
 const BUCKETS: usize = ((BITS - PARTS + 1) << PARTS) as usize;
 
-/// Histogram of delays.
+/// Histogram of delays with 32 buckets per octave.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -201,7 +200,7 @@ pub struct Jitter {
     /// Timestamp units per second.
     clock_hz: u32,
     transit: Option<u32>,
-    /// Sixteen times J.
+    /// J times 16, as in RFC 3550 A.8.
     scaled: u32,
 }
 

@@ -26,7 +26,6 @@ use penstock_units::Weight;
 
 /// Bytes of one allotment: a turn of VTRR among few clients, a request of EEVDF, or the largest
 /// quantum of a VM.
-/// quantum of a VM.
 ///
 /// It is small compared with a segment of 64 KiB, so the scheduling error of a few allotments stays
 /// below that of a frame that cannot be split. It is larger than an MTU, so several small frames

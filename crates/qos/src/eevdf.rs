@@ -3,7 +3,7 @@
 //! # Problem
 //!
 //! The error of VTRR ([`crate::vtrr`]) grows with the number of clients. More than 32 clients need
-//! a discipline whose error does not depend on their number.
+//! a discipline with an error that does not depend on their number.
 //!
 //! # Source
 //!
@@ -79,7 +79,7 @@ struct Client {
     weight: u64,
     /// Length of the next frame in bytes.
     head: u32,
-    /// Virtual time v.
+    /// Virtual time v of the client.
     time: u128,
     /// Deadline d of the current request.
     deadline: u128,

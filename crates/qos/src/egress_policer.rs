@@ -92,7 +92,7 @@ pub enum Policed {
 /// A bucket and its rate.
 #[derive(Debug)]
 struct Filled {
-    /// Parts per nanosecond.
+    /// Rate in parts per nanosecond.
     rate: u64,
     bucket: Bucket,
 }
@@ -216,13 +216,13 @@ impl EgressPolicer {
         Self { vm, tenant, sharing }
     }
 
-    /// The VM's part.
+    /// Terms and buckets of the VM's part.
     #[must_use]
     pub const fn vm(&self) -> &Meter {
         &self.vm
     }
 
-    /// The tenant's contract.
+    /// Terms and buckets of the tenant's contract. `None` without a contract.
     #[must_use]
     pub const fn tenant(&self) -> Option<&Arc<Meter>> {
         self.tenant.as_ref()

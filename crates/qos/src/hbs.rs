@@ -130,7 +130,6 @@ pub struct BatchScheduler {
     nodes: Box<[Node]>,
     queues: [Queue; CLASSES + 1],
     readiness: Readiness,
-    /// Number of units.
     len: u32,
     /// Bitmap of classes with a ready unit; bit 0 is class 1.
     occupied: u8,

@@ -37,7 +37,7 @@
 //!
 //! A sender with offloads sends segments of 64 KiB, and each segment passes or is dropped as a
 //! whole. If the round trip is shorter than the time in which the bucket earns a segment, all
-//! segments in flight are dropped, and TCP waits for its retransmission timeout. The default depth
+//! segments in flight are dropped. TCP then waits for its retransmission timeout. The default depth
 //! is therefore the amount that the rate yields in this timeout ([`RETRANSMIT_MIN`]). A stream then
 //! gets its rate on average.
 //!
@@ -118,27 +118,27 @@ pub enum Limit {
     /// The single rate three colour marker of RFC 2697. Depths are in bytes, and one of them may be
     /// 0.
     SingleRate {
-        /// Committed information rate.
+        /// Committed information rate (RFC 2697).
         cir: BitsPerSecond,
-        /// Committed burst size.
+        /// Committed burst size in bytes.
         cbs: u32,
-        /// Excess burst size.
+        /// Excess burst size in bytes.
         ebs: u32,
     },
     /// The two rate three colour marker of RFC 2698. Depths are in bytes.
     TwoRate {
-        /// Committed information rate.
+        /// Committed information rate (RFC 2698).
         cir: BitsPerSecond,
-        /// Committed burst size.
+        /// Committed burst size in bytes.
         cbs: u32,
         /// Peak information rate, no less than `cir`.
         pir: BitsPerSecond,
-        /// Peak burst size.
+        /// Peak burst size in bytes.
         pbs: u32,
     },
     /// A limit in frames per second.
     Packets {
-        /// Long-term rate.
+        /// Long-term rate of the stream.
         rate: PacketsPerSecond,
         /// Frames that may pass at once.
         burst: u32,
@@ -152,7 +152,7 @@ pub struct Spec {
     per_frame: u8,
 }
 
-/// Why a limit is invalid.
+/// Reason for which a limit is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SpecError {

@@ -125,7 +125,7 @@ pub struct Vtrr {
     /// remaining turns. Bit 0 is the head of the line.
     runnable: u32,
     funded: u32,
-    /// Index of the client whose turn it is.
+    /// Index of the client that has its turn.
     current: Option<usize>,
     /// Sum of the shares of the clients with frames. The next field is the sum of their remaining
     /// turns.

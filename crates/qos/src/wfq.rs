@@ -89,7 +89,7 @@ pub struct Departure<T> {
     pub item: T,
     /// Number of the frame's queue.
     pub queue: usize,
-    /// Length in bytes.
+    /// Length of the frame on the link, in bytes.
     pub bytes: u32,
     /// How long the frame waited.
     pub waited: Nanos,
@@ -146,7 +146,7 @@ pub struct Wfq<T> {
     /// Number of waiting frames. The next field is the number of places for frames.
     len: u32,
     places: u32,
-    /// Bitmap of queues whose frames wait for a ceiling.
+    /// Bitmap of queues that wait for their ceiling.
     paused: u64,
 }
 

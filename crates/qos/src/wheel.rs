@@ -1,4 +1,4 @@
-//! A timing wheel: finds the VMs whose next frame is due.
+//! A timing wheel finds the VMs that have a due frame.
 //!
 //! # Problem
 //!

@@ -112,7 +112,7 @@ pub fn take_summons(word: &AtomicU64) -> u64 {
     if word.load(Ordering::SeqCst) == 0 { 0 } else { word.swap(0, Ordering::SeqCst) }
 }
 
-/// Numbers of the threads whose bytes are set in summons word `at`.
+/// Numbers of the threads that have a non-zero byte in summons word `at`.
 pub fn summoned(at: usize, word: u64) -> impl Iterator<Item = usize> {
     let bytes = word.to_ne_bytes().into_iter().enumerate();
     bytes.filter(|(_, byte)| *byte != 0).map(move |(byte, _)| at * 8 + byte)

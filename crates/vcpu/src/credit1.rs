@@ -56,9 +56,9 @@ impl QueueTerms {
     pub const SLICE: Nanos = Nanos::from_millis(30);
     /// Minimum time between two looks at other processors.
     const STEAL_GAP: Nanos = Nanos::from_millis(1);
-    /// Constants of Xen.
+    /// Constants of Xen's credit scheduler.
     pub const XEN: Self = Self { by_credit: false, ratelimit: Nanos::from_millis(1) };
-    /// Constants of Penstock.
+    /// Constants of Penstock's credit queues.
     pub const BY_CREDIT: Self = Self { by_credit: true, ratelimit: Nanos(0) };
 }
 

@@ -76,9 +76,9 @@ impl CreditTerms {
     pub const EPOCH: Nanos = Nanos::from_millis(30);
     /// Time between two ticks.
     pub const TICK: Nanos = Nanos::from_millis(10);
-    /// Constants of Xen.
+    /// Constants of Xen's credit scheduler.
     pub const XEN: Self = Self { per_ms: 10, floor_epochs: 1, sampled: true };
-    /// Constants of Penstock.
+    /// Constants of Penstock's credit queues.
     pub const FINE: Self = Self { per_ms: 1_000_000, floor_epochs: 10, sampled: false };
 
     /// Credits of one processor in an epoch.

@@ -14,7 +14,8 @@
 //!
 //! # Approach
 //! 1. The driver domain's vCPUs take the first processors.
-//! 2. Each vCPU whose share would exceed a processor gets one before all others.
+//! 2. Each heavy vCPU gets a processor before all others. A vCPU is heavy if its share would exceed
+//!    a processor.
 //! 3. vCPUs with deadlines follow, the shortest deadline first. Each goes to the processor that
 //!    admits it and where deadlines take least. It never goes to the driver domain's processor, and
 //!    if possible not to that of a heavy vCPU.

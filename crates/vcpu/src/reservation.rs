@@ -56,7 +56,7 @@ pub struct Ask {
     pub reserve: Option<Reserve>,
     /// Weight of each vCPU.
     pub weight: u64,
-    /// Number of vCPUs.
+    /// Number of vCPUs of the VM.
     pub vcpus: u64,
 }
 

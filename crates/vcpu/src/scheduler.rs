@@ -30,7 +30,7 @@ pub enum Cause {
 /// Why a vCPU leaves its processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// Its slice is over, or another vCPU preempts it. The vCPU has more to do.
+    /// The vCPU's slice is over, or another vCPU preempts it. The vCPU has more to do.
     Preempted,
     /// The vCPU waits until it is woken.
     Blocked,

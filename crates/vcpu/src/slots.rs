@@ -27,7 +27,7 @@
 //! # Cost
 //! A changed set costs O(shortest window x tasks).
 
-/// Slots that one task owns: those whose number is `phase` modulo `period`.
+/// Slots that one task owns. Their numbers are `phase` modulo `period`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residue {
     /// Distance between two slots, at least 1.

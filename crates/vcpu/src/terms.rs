@@ -116,13 +116,13 @@ const fn is_none(mode: &VcpuMode) -> bool {
 /// How the scheduler finds a VM's threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// By its process id.
+    /// The scheduler finds them by the id of the VM's process.
     Pid(u32),
-    /// By a cgroup that contains only this VM.
+    /// The scheduler finds them in a cgroup that contains only this VM.
     Cgroup(PathBuf),
-    /// By its command line, with `*` for any text.
+    /// The scheduler finds them by the process's command line, with `*` for any text.
     Process(String),
-    /// By its name in libvirt.
+    /// The scheduler finds them by the VM's name in libvirt.
     Domain(String),
 }
 

@@ -109,7 +109,7 @@ pub enum ResumeError {
     /// A tenant's queue does not exist or belongs to another tenant.
     #[error("tenant {} has queue {queue} of a port that has none such or gave it away", .tenant.0)]
     Queue {
-        /// Tenant whose stored binding conflicts.
+        /// Tenant with a conflicting stored binding.
         tenant: TenantSlot,
         /// Number of the conflicting queue, from 1 in a valid binding.
         queue: u8,

@@ -6,6 +6,7 @@
 //! in transit meanwhile.
 //!
 //! # Source
+//!
 //! QShare §V-D does not define the order of the steps. `docs/reference/fabric.md` defines it.
 //!
 //! # Approach
@@ -19,8 +20,8 @@
 //! 7. Hosts mark packets with the new values.
 //! 8. The executor sets the final weights.
 //!
-//! A tenant whose value changes loses its queue and gets one in the same plan. Each plan has an
-//! epoch, and executors refuse plans that are older than the last one they accepted.
+//! If a tenant's value changes, it loses its queue and gets a queue in the same plan. Each plan has
+//! an epoch. Executors refuse plans that are older than the last plan they accepted.
 
 use penstock_units::Nanos;
 
@@ -31,7 +32,7 @@ use crate::topology::LinkId;
 /// The sending end of a link, at a switch or a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port {
-    /// The link whose end sends.
+    /// The link to which the sending end belongs.
     pub link: LinkId,
     /// Whether the sending end is the lower end, which sends up.
     pub up: bool,
@@ -43,14 +44,14 @@ pub struct Port {
 pub enum Step {
     /// Set the weights of a port's queues.
     Weigh {
-        /// Port whose weights change.
+        /// Port that gets new weights.
         port: Port,
         /// New weights of all queues of the port, the shared queue first.
         weights: Weights,
     },
     /// Hosts mark the tenant's packets with this value; 0 selects the shared queue.
     Mark {
-        /// Tenant whose packets the hosts mark.
+        /// Tenant that sends or receives the marked packets.
         tenant: TenantSlot,
         /// Code point of the packets; 0 selects the shared queue.
         dscp: u8,
@@ -59,14 +60,14 @@ pub enum Step {
     Wait(Nanos),
     /// A port removes a value from its map.
     Unmap {
-        /// Port whose map changes.
+        /// Port that removes the value from its map.
         port: Port,
         /// Code point to remove from the port's map.
         dscp: u8,
     },
     /// A port maps packets with this value to this dedicated queue.
     Map {
-        /// Port whose map changes.
+        /// Port that adds the value to its map.
         port: Port,
         /// Code point to add to the port's map.
         dscp: u8,
@@ -82,11 +83,11 @@ pub enum Step {
 pub struct Plan {
     /// Number of the plan; later plans have higher numbers. Older plans are refused.
     pub epoch: u64,
-    /// Steps in order.
+    /// Steps of the plan, in order.
     pub steps: Vec<Step>,
 }
 
-/// A tenant's queues.
+/// Queues and code point of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// Code point of the tenant's packets.
@@ -105,7 +106,7 @@ pub(super) struct Reweigh {
     pub(super) after: Weights,
 }
 
-/// The plan that removes the queues of `lost` tenants and adds those of `won` tenants.
+/// The plan that removes the queues of `lost` tenants and adds the queues of `won` tenants.
 pub(super) fn plan(
     epoch: u64,
     drain: Nanos,

@@ -45,7 +45,7 @@ pub use pair_rate::{PairRate, Signal};
 pub use seawall::SeawallRate;
 pub use settings::{RateSettings, SettingsError};
 
-/// Parts per million.
+/// A fraction in parts per million.
 pub type Parts = u32;
 
 /// The whole in [`Parts`].

@@ -83,7 +83,7 @@ impl PairRate {
         Self { guarantee: rate, rate, goal: rate, marked: 0, held_until: Nanos(0) }
     }
 
-    /// Permitted sending rate.
+    /// Rate at which the pair may send now.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate

@@ -56,7 +56,7 @@ impl SeawallRate {
         Self { weight, rate, goal: rate }
     }
 
-    /// Permitted sending rate.
+    /// Rate at which the tunnel may send now.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate

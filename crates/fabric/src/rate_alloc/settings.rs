@@ -51,7 +51,7 @@ pub enum SettingsError {
         name: &'static str,
         /// Value of the setting.
         parts: Parts,
-        /// Largest permitted value.
+        /// Largest permitted value of the setting.
         most: Parts,
     },
     /// The highest rate is 0.

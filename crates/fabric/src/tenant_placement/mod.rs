@@ -45,7 +45,7 @@ pub use request::{Affinity, Request, RequestError, Spread, TenantSlot};
 
 use search::{Search, Wish};
 
-/// A placed tenant.
+/// A tenant that has a placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
     /// The request that the tenant was placed for.
@@ -98,7 +98,7 @@ impl Datacenter {
         self.ledger.topology()
     }
 
-    /// Settings of placement.
+    /// Policy that decides in which tree tenants are placed.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.policy

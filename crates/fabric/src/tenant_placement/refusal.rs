@@ -14,16 +14,16 @@ use super::{Checked, Datacenter, mixed};
 use crate::hose::{Hose, Need, VmClass};
 use crate::topology::{LinkId, NodeId, Topology};
 
-/// A refused request.
+/// Reasons for a refusal, and alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// The binding constraint.
+    /// The constraint without which the request would fit.
     pub reason: Reason,
     /// Requests that would fit now.
     pub fits: Vec<Offer>,
 }
 
-/// The binding constraint.
+/// The constraint without which a refused request would fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
@@ -33,21 +33,21 @@ pub enum Reason {
     Slots {
         /// VMs that fit into one tree if only slots count.
         fit: u32,
-        /// VMs requested.
+        /// VMs that the request has.
         wanted: u32,
     },
     /// Affinity leaves too few servers.
     Affinity {
         /// VMs that fit on the permitted servers.
         fit: u32,
-        /// VMs requested.
+        /// VMs that the request has.
         wanted: u32,
     },
     /// Bounds on VMs per fault domain leave too little room.
     Spread {
         /// VMs that fit under these bounds.
         fit: u32,
-        /// VMs requested.
+        /// VMs that the request has.
         wanted: u32,
     },
     /// A link has too little bandwidth. Of several such links, this is the one that excludes most

@@ -42,7 +42,7 @@ pub struct Affinity {
     pub apart: Vec<(TenantSlot, usize)>,
 }
 
-/// A complete request.
+/// A complete placement request of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// VMs and their guarantees.
@@ -71,9 +71,9 @@ pub enum RequestError {
     /// There are fewer VMs than requested fault domains.
     #[error("{domains} fault domains for {vms} VMs; ask for at most as many as there are VMs")]
     MoreDomainsThanVms {
-        /// Fault domains requested.
+        /// Number of fault domains that the request requires.
         domains: u32,
-        /// VMs requested.
+        /// Number of VMs in the request.
         vms: u32,
     },
     /// The node does not exist.

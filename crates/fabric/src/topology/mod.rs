@@ -84,7 +84,7 @@ pub(crate) fn number(index: usize) -> u32 {
 /// A validated multi-rooted tree. It is immutable; [`crate::ledger`] has the reservations.
 #[derive(Clone, Debug)]
 pub struct Topology {
-    /// For each layer, the end of its range of node numbers.
+    /// End of each layer's range of node numbers.
     layer_end: Vec<u32>,
     /// Slots of each server.
     slots: Vec<u32>,
@@ -100,7 +100,7 @@ pub struct Topology {
     names: Names,
 }
 
-/// Names of nodes.
+/// Names of all nodes, generated or given.
 #[derive(Clone, Debug)]
 pub(crate) enum Names {
     /// Names are generated from the layer and the position in the layer.

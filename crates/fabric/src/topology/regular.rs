@@ -40,7 +40,7 @@ pub struct Tier {
     pub rate: BitsPerSecond,
 }
 
-/// A regular tree.
+/// A regular tree, described by its tiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Regular {
     /// Slots of each server, at least 1.

@@ -391,7 +391,7 @@ impl BucketSet {
         self.buckets.get(slot).map_or(0, |bucket| bucket.depth)
     }
 
-    /// Records cycles that this core spent on a port whose bucket another worker keeps.
+    /// Records cycles that this core spent on a port with its bucket on another worker.
     #[inline]
     pub fn spend(&mut self, cost: Cycles) {
         self.spent_elsewhere = self.spent_elsewhere.saturating_add(cost.0);

@@ -59,11 +59,11 @@ impl Cell {
 /// Cycles per frame by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stages {
-    /// `C_ingress`.
+    /// `C_ingress`: cost to take a frame from the ring.
     pub ingress: f64,
-    /// `C_classification`.
+    /// `C_classification`: cost to classify a frame.
     pub classification: f64,
-    /// `C_egress`.
+    /// `C_egress`: cost to deliver a frame.
     pub egress: f64,
 }
 

@@ -97,7 +97,7 @@ impl Coefficient {
 /// Cost that an action adds to a frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActionTerm {
-    /// Cycles per frame.
+    /// Cycles that the action adds to each frame.
     pub per_frame: Spread,
     /// Cycles per byte of the frame.
     pub per_byte: f64,
@@ -108,7 +108,7 @@ pub struct ActionTerm {
 /// Fixed cost of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchTerm {
-    /// Cycles per batch.
+    /// Cycles that each batch takes in addition to its frames.
     pub per_batch: Spread,
     /// Number of frames in the batches from which the cells were measured; at least 1.
     pub frames: u32,
@@ -119,7 +119,7 @@ pub struct BatchTerm {
 /// Where, when and how a model was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// Host name.
+    /// Name of the host on which the model was made.
     pub host: String,
     /// Date and time in UTC.
     pub date: String,
@@ -127,7 +127,7 @@ pub struct About {
     pub cpu: String,
     /// Version and command line of the program that made the model.
     pub made_by: String,
-    /// Frequency of the time-stamp counter whose cycles all figures count.
+    /// Frequency of the time-stamp counter. All figures count its cycles.
     pub tsc: TscRate,
 }
 
@@ -146,7 +146,7 @@ pub struct Parts {
     pub vms: BTreeMap<u32, Coefficient>,
     /// Factor by number of I/O cores. It has an entry for 1.
     pub cores: BTreeMap<u32, Coefficient>,
-    /// Factor for a VM whose memory is on another NUMA node than the core.
+    /// Factor for a VM with memory on another NUMA node than the core.
     pub numa_remote: Coefficient,
 }
 
@@ -196,7 +196,7 @@ impl fmt::Display for ModelError {
 
 impl core::error::Error for ModelError {}
 
-/// Where a VM runs, as far as it changes the cost of its frames.
+/// Deployment of a VM, as far as it changes the cost of the VM's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deployment {
     /// Number of VMs on the host.

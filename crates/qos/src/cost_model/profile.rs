@@ -301,7 +301,7 @@ pub struct Profile {
 pub enum Rate {
     /// Bits of frames per second, including FCS.
     Bits(BitsPerSecond),
-    /// Frames per second.
+    /// Rate in frames per second.
     Packets(PacketsPerSecond),
 }
 
@@ -317,9 +317,9 @@ impl fmt::Display for Rate {
 /// A VM's purchase: a rate, and the frames for which the rate holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Contract {
-    /// Purchased rate.
+    /// Purchased rate, in bits or frames per second.
     pub rate: Rate,
-    /// Declared frame sizes.
+    /// Frame sizes that the tenant declared.
     pub sizes: SizeMix,
     /// Declared spread over flows.
     pub flows: Flows,

@@ -8,9 +8,9 @@ use core::str::FromStr;
 pub struct Spread {
     /// The median. If the number of runs is even, it is the mean of the middle two.
     pub median: f64,
-    /// The smallest value.
+    /// The smallest value of all runs.
     pub min: f64,
-    /// The largest value.
+    /// The largest value of all runs.
     pub max: f64,
 }
 

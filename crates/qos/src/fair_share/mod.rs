@@ -136,7 +136,7 @@ pub struct Departure<T> {
     pub item: T,
     /// Slot of the VM that sent the frame.
     pub vm: usize,
-    /// Length in bytes.
+    /// Length of the frame on the link, in bytes.
     pub bytes: u32,
     /// How long the frame waited.
     pub waited: Nanos,
@@ -145,9 +145,9 @@ pub struct Departure<T> {
 /// Counters of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Bytes sent.
+    /// Bytes of the VM's sent frames.
     pub sent_bytes: u64,
-    /// Frames sent.
+    /// Number of the VM's sent frames.
     pub sent_frames: u64,
     /// Bytes in the queue now.
     pub queued_bytes: u64,
@@ -203,7 +203,6 @@ pub struct FairShare<T> {
     pool: Pool<T>,
     vtrr: Vtrr,
     eevdf: Eevdf,
-    /// Number of tenants.
     members: usize,
     /// Whether [`Eevdf`] is in use.
     many: bool,

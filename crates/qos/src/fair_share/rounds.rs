@@ -45,7 +45,7 @@ impl Place {
         self.account -= i64::from(bytes) << SHIFT;
     }
 
-    /// Sets the quantum for a tenant whose heaviest VM weighs `heaviest`.
+    /// Sets the quantum for a tenant with a heaviest VM of weight `heaviest`.
     pub fn weigh(&mut self, heaviest: Weight) {
         let whole = i64::from(QUANTUM) << SHIFT;
         self.quantum = whole * i64::from(self.weight.get()) / i64::from(heaviest.get());
@@ -55,7 +55,7 @@ impl Place {
 /// The VMs of a tenant that have frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ring {
-    /// The VM whose turn it is.
+    /// The VM that has its turn.
     turn: u32,
     active: u32,
     round: u64,

@@ -54,9 +54,9 @@
 //! expensive than it is. Its cost is reported and never used.
 //!
 //! # Cost
+//!
 //! An interval takes O(ports), plus O(2^workers) for each placement that wants more. Only the
 //! control plane calls the learner.
-//! plane calls it.
 
 mod port;
 
@@ -115,7 +115,7 @@ pub struct Terms {
     pub contract: Option<Contract>,
     /// Modelled cost `m` in cycles per frame, including all coefficients.
     pub model_cost: f64,
-    /// Base `B`.
+    /// Base `B`: the entitlement given by admission.
     pub base: CyclesPerSecond,
     /// The workers that serve the port's queue pairs.
     pub workers: WorkerSet,
@@ -195,7 +195,7 @@ pub enum Event {
 pub struct PortLearning {
     /// Current entitlement `E`.
     pub entitlement: CyclesPerSecond,
-    /// Base `B`.
+    /// Base `B`: the entitlement given by admission.
     pub base: CyclesPerSecond,
     /// The model's error `c/m − 1` for reports. This is [`Self::full_error`] if it is known, else
     /// the error over all batches. `None` if no frames were observed.
@@ -216,7 +216,7 @@ pub struct PortLearning {
 pub struct Step {
     /// Ports with a changed entitlement, and the new entitlement.
     pub changes: Vec<(PortId, CyclesPerSecond)>,
-    /// Events to report.
+    /// Events of the interval, to be reported to operators.
     pub events: Vec<Event>,
 }
 

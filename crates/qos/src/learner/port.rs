@@ -5,7 +5,7 @@ use penstock_units::{CyclesPerSecond, PortId};
 use super::{Breach, Event, LearnConfig, Observation, PortLearning, Terms, bought, breach};
 use crate::cost_model::{FCS, Rate, to_f64, whole_up};
 
-/// Number of costs whose median is taken.
+/// Number of costs from which the median is taken.
 const WINDOW: usize = 3;
 
 /// A running mean that a single outlier does not move.
@@ -42,7 +42,7 @@ impl RobustMean {
 #[derive(Clone, Debug)]
 pub(super) struct Port {
     pub(super) terms: Terms,
-    /// Entitlement `E`.
+    /// Current entitlement `E` of the port.
     pub(super) entitlement: CyclesPerSecond,
     /// Cycles per second that the port needs but did not get.
     pub(super) short: CyclesPerSecond,
@@ -50,9 +50,9 @@ pub(super) struct Port {
     full: RobustMean,
     /// Cost `c` of all batches.
     any: RobustMean,
-    /// Trim `t`.
+    /// Trim `t` of the port's need.
     trim: f64,
-    /// Delivered fraction `d`.
+    /// Delivered fraction `d` of the last interval with enough frames.
     delivered: Option<f64>,
     breach: Option<Breach>,
     /// Consecutive intervals inside the profile since a breach.

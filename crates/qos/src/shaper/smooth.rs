@@ -95,11 +95,11 @@ const BITS_NS: f64 = 8e9;
 /// Window of the spacing, in ns per byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
-    /// Shortest spacing.
+    /// Shortest spacing in the window.
     pub low: f64,
     /// Centre of the window.
     pub centre: f64,
-    /// Longest spacing.
+    /// Longest spacing in the window.
     pub high: f64,
 }
 
@@ -255,7 +255,7 @@ impl Smooth {
         Ok(())
     }
 
-    /// See [`super::Shaper::depart`].
+    /// Computes the departure of the next frame as in [`super::Shaper::depart`].
     pub fn depart(&mut self, arrival: Nanos, bytes: u32) -> Nanos {
         let bytes = bytes.min(FRAME_MAX);
         let ready = arrival.max(self.last);
@@ -347,7 +347,7 @@ impl Smooth {
         self.place();
     }
 
-    /// The slow rule.
+    /// The slow rule: moves the centre by the error of the interval.
     fn control(&mut self, seen: &IntervalSums) {
         // The rate relative to R if the fast rule had kept the spacing at the centre.
         let rate = seen.bytes / seen.spacing;

@@ -26,7 +26,7 @@ use super::{FRAME, FRAME_MAX, PARTS, RateError, checked};
 
 /// Xen's period (the paper's "every 50ms").
 pub const PERIOD_OF_XEN: Nanos = Nanos::from_millis(50);
-/// Longest period.
+/// Longest refill period.
 const PERIOD_MAX: Nanos = Nanos::from_millis(400);
 
 /// A token bucket that is refilled once a period.
@@ -84,7 +84,7 @@ impl TokenBucket {
         Ok(())
     }
 
-    /// See [`super::Shaper::depart`].
+    /// Computes the departure of the next frame as in [`super::Shaper::depart`].
     pub fn depart(&mut self, arrival: Nanos, bytes: u32) -> Nanos {
         let now = arrival.max(self.last);
         self.refill((now.0.saturating_sub(self.at)) / self.period.0);

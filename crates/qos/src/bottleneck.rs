@@ -26,6 +26,7 @@
 //! A VM that slowed down (TCP) shows no such load and may fill the link again. If the limits return
 //! within [`Hysteresis::calm`] of their removal, the hold time doubles, up to
 //! [`Hysteresis::hold_max`]. After a calm period the hold time is reset.
+//!
 //! # Constants
 //!
 //! A saturated link runs at 100 % including overhead. The threshold of 97 % leaves room for

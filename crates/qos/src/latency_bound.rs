@@ -244,8 +244,8 @@ impl fmt::Display for Unbounded {
 
 /// The longest wait of a frame of `members[of]` until the end of its batch.
 ///
+/// # Errors
 /// Returns the reason if there is no bound.
-/// There is no bound, for the returned reason.
 pub fn worst_case(
     core: &Core,
     members: &[Member],

@@ -1,4 +1,5 @@
 //! Credit accounts: how much time each vCPU may use, how much it has used, and the resulting class.
+//!
 //! # Problem
 //! Processor time is divided in proportion to weights. Time that no other VM wanted must not count
 //! against a VM.
@@ -17,7 +18,7 @@
 //! Used time burns credits; the remainder of the division is kept. If a tick finds a vCPU running,
 //! the vCPU becomes active and is no longer boosted. In every epoch each active VM gets its part by
 //! weight of all credits, and of a negative balance. A VM gets at most its cap, and at most the
-//! time that its active vCPUs could use. The rest goes to the VMs after it.
+//! credits that its active vCPUs could use. The rest goes to the VMs after it.
 //!
 //! A vCPU with credits below 0 is OVER, otherwise UNDER. Its credits are bounded to -1 epoch and
 //! +1 epoch. A vCPU above the upper bound does not use its credits, so it stops earning and keeps

@@ -2,7 +2,7 @@
 
 use super::{FRACTION, FRACTION_MASK, Mode, POOL_FRACTION};
 
-/// Place of a bucket that has no terms. The gate is open, and charges are only summed.
+/// Place of a slot without a bucket. The gate is open, and charges are only summed.
 const UNMETERED: u32 = u32::MAX - 1;
 /// Place of a full bucket, which is not on the list of earning buckets.
 const FULL: u32 = u32::MAX;

@@ -113,7 +113,7 @@ pub struct Sent {
     pub held_back: u64,
 }
 
-/// Bytes on a link that `frames` frames with `bytes` bytes in total, without FCS, occupy.
+/// Bytes that frames occupy on a link. `bytes` is the sum of their lengths without FCS.
 #[must_use]
 pub const fn on_link(bytes: u64, frames: u64) -> u64 {
     bytes.saturating_add(frames.saturating_mul(FRAME_OVERHEAD as u64))

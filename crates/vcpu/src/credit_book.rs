@@ -33,8 +33,8 @@
 //! - Credits are nanoseconds. With credits of 0.1 ms, rounding up would give a processor with 7 VMs
 //!   301 credits and not 300.
 //! - The lower bound is ten epochs (measured in `docs/reference/vcpu.md`). Above the upper bound
-//!   only an idle vCPU stops earning. A balance swings by about a slice. A bound of one slice would
-//!   cut off part of this swing and distort the shares.
+//!   only an idle vCPU stops earning. A vCPU's credits swing by about a slice. A bound of one slice
+//!   would cut off part of this swing and distort the shares.
 //! - A vCPU that is charged or has work is active. Ticks coincide with slices of 0.5 ms, so a tick
 //!   might never find one of two vCPUs running.
 //! - A positive balance is subtracted, as a negative balance is added. Otherwise the time that

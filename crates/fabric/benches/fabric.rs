@@ -1,4 +1,5 @@
-//! Cost of replacing a tenant at 90 % load, and of a binding pass, by size of the fabric.
+//! Measures the cost of replacing a tenant at 90 % load, and of a binding pass, by size of the
+//! fabric.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};

@@ -1,4 +1,4 @@
-//! Code points: tenants with queues of their own that meet on a link need different values.
+//! Code points: tenants with queues of their own need different values if they meet on a link.
 //!
 //! # Problem
 //!
@@ -6,24 +6,26 @@
 //!
 //! # Source
 //!
-//! QShare §V-D: tenants whose trees share no link may have the same value. The fewest values are a
-//! graph colouring. Brélaz, CACM 1979 (DSATUR).
+//! By QShare §V-D, tenants with trees that share no link may have the same value. Finding the
+//! fewest values is a graph colouring. The method is Brélaz, CACM 1979 (DSATUR).
 //!
 //! # Approach
 //!
-//! Value 0 belongs to the shared queue. A tenant keeps its value if that is legal, because a change
-//! means work on every host. Earlier tenants in the list keep theirs first. Of the others, the
-//! tenant with the most values among its neighbours is next. Ties go to the one with most links,
-//! then to the first. It takes the lowest value that no neighbour has. A tenant that finds no value
-//! shares queue 0 and is listed.
+//! Value 0 belongs to the shared queue. A tenant keeps its value if the value is still legal,
+//! because a change means work on every host. If two tenants conflict, the earlier one in the list
+//! keeps its value. Of the tenants without a value, the tenant with the most values among its
+//! neighbours is next. Ties go to the tenant with the most links, then to the first. The tenant
+//! gets the lowest value that no neighbour has. If no value is free, the tenant shares queue 0 and
+//! is listed.
 //!
 //! If a tenant has one queue per switch, a value belongs to one queue of each switch. Tenants in
-//! different queues of a switch then differ even if they share no link. Otherwise the switch would
-//! need an additional traffic class.
+//! different queues of a switch then have different values even if they share no link. Otherwise
+//! the switch would need an additional traffic class.
 //!
 //! # Cost
 //!
-//! For each tenant, its links times the tenants on them; 8 bytes per link.
+//! For each tenant, the time is proportional to its links times the tenants on them. Memory is 8
+//! bytes per link.
 
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -40,7 +42,7 @@ pub const HIGHEST: u8 = 63;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Palette(Vec<u8>);
 
-/// Why values cannot be a palette.
+/// Reason for which values cannot form a palette.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PaletteError {
@@ -62,7 +64,7 @@ impl Palette {
     /// A palette of exactly these values.
     ///
     /// # Errors
-    /// See [`PaletteError`].
+    /// Returns the first value that is invalid, as a [`PaletteError`].
     pub fn new(values: Vec<u8>) -> Result<Self, PaletteError> {
         let mut seen = 0_u64;
         for value in &values {
@@ -76,7 +78,7 @@ impl Palette {
         if values.is_empty() { Err(PaletteError::Empty) } else { Ok(Self(values)) }
     }
 
-    /// All values except 0 and those that the fabric reserves for other purposes.
+    /// All values except 0 and the values that the fabric reserves for other purposes.
     ///
     /// # Errors
     /// A reserved value has more than six bits, or no value remains.
@@ -93,7 +95,7 @@ impl Palette {
         &self.0
     }
 
-    /// Index of a value in the palette, if it is there.
+    /// Index of a value in the palette. `None` if the palette does not have it.
     fn place(&self, value: u8) -> Option<u32> {
         self.0.iter().position(|v| *v == value).and_then(|at| u32::try_from(at).ok())
     }
@@ -102,12 +104,13 @@ impl Palette {
 /// A tenant with queues of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User<'a> {
-    /// Its current value, if any.
+    /// Current value of the tenant, if any.
     pub has: Option<u8>,
-    /// The links of its tree.
+    /// The links of the tenant's tree.
     pub links: &'a [LinkId],
-    /// Its queue on each switch, if that is the same on all ports of the switch. If each value is
-    /// in only one queue of a switch, the switch needs no more traffic classes than queues.
+    /// The tenant's queue on each switch, if it is the same on all ports of the switch. If each
+    /// value is in only one queue of a switch, the switch needs no more traffic classes than
+    /// queues.
     pub queues: &'a [(NodeId, u8)],
 }
 
@@ -127,7 +130,7 @@ struct Colouring<'a> {
     users: &'a [User<'a>],
     /// For each link, a bitmap of the values used on it, by index in the palette.
     taken: Vec<u64>,
-    /// Bitmaps of the values in use on each switch, and in each queue of a switch.
+    /// Bitmap of the values in use on each switch, and a bitmap for each queue of a switch.
     on_switch: BTreeMap<NodeId, u64>,
     in_queue: BTreeMap<(NodeId, u8), u64>,
     /// For each link, the users on it without a value.
@@ -191,7 +194,8 @@ impl<'a> Colouring<'a> {
             if self.values[user].is_some() {
                 continue;
             }
-            // Ranks only rise. A change on a shared switch without a shared link is noticed here.
+            // Ranks only rise. A user that shares a switch but no link changes ranks too, which is
+            // noticed here.
             if rank != self.rank(id) {
                 next.push(self.rank(id));
                 continue;

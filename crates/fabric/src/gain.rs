@@ -2,11 +2,12 @@
 //!
 //! # Problem
 //!
-//! Packets of a hundred thousand VMs cannot be simulated for every question. Rates of tenants can.
+//! The packets of a hundred thousand VMs cannot be simulated for every question. The rates of their
+//! tenants can be.
 //!
 //! # Source
 //!
-//! QShare §VII-C2: tenant-level throughput, any communication pattern.
+//! QShare §VII-C2 defines tenant-level throughput for any communication pattern.
 //!
 //! # Quantities
 //!
@@ -15,17 +16,17 @@
 //!
 //! # Approach
 //!
-//! A tenant in the shared queue, or one that wants less than its guarantee, gets what it wants up
-//! to its guarantee. The rest of a link goes to tenants with queues of their own by weight, i.e. by
-//! guarantee, so the link offers each the same gain. In [`printed`], a tenant gets the smallest
-//! gain of its links, as the paper counts. In [`max_min`], what it leaves on its other links goes
-//! to tenants that can use it, as weighted queues do.
+//! A tenant in the shared queue gets its demand up to its guarantee. So does a tenant that wants
+//! less than its guarantee. The rest of a link goes to tenants with queues of their own by weight,
+//! i.e. by guarantee, so the link offers each of them the same gain. In [`printed`], a tenant gets
+//! the smallest gain of its links, as the paper counts. It then leaves bandwidth on its other
+//! links. In [`max_min`], this bandwidth goes to tenants that can use it, as with weighted queues.
 //!
 //! # Example
 //!
-//! A test: two tenants with guarantees of 10 on a link of 100 get 50 each, a gain of 5. If one of
-//! them also uses a link of 30, its gain is 3. The other gets 70 by max-min, a gain of 7, and still
-//! 5 as printed.
+//! In a test, two tenants with guarantees of 10 on a link of 100 get 50 each, a gain of 5. If one
+//! of them also uses a link of 30, its gain is 3. The other gets 70 by max-min, a gain of 7. As
+//! printed, it still has a gain of 5.
 
 use crate::hose::Need;
 use crate::topology::{LinkId, Topology};
@@ -33,23 +34,23 @@ use crate::topology::{LinkId, Topology};
 /// A tenant and its demand.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow<'a> {
-    /// Its links, and its guarantees there.
+    /// The tenant's links and its guarantees on them.
     pub links: &'a [(LinkId, Need)],
-    /// Fraction of its guarantee that it uses, 0 to 1. `None` means unlimited demand, which exceeds
-    /// the guarantee only with a queue of its own.
+    /// Fraction of its guarantee that the tenant uses, 0 to 1. `None` means unlimited demand. Such
+    /// a tenant exceeds its guarantee only with a queue of its own.
     pub part: Option<f64>,
-    /// Whether it has a queue of its own on all its links.
+    /// Whether the tenant has a queue of its own on all its links.
     pub has_queue: bool,
 }
 
 impl Flow<'_> {
-    /// Whether it can get more than its guarantee.
+    /// Whether the tenant can get more than its guarantee.
     #[must_use]
     pub fn may_gain(&self) -> bool {
         self.part.is_none() && self.has_queue
     }
 
-    /// Its gain without a queue of its own.
+    /// The tenant's gain without a queue of its own.
     fn held(&self) -> f64 {
         self.part.unwrap_or(1.0)
     }
@@ -65,7 +66,7 @@ fn capacity(topology: &Topology, link: LinkId) -> f64 {
     topology.rate(link).0 as f64
 }
 
-/// For each link: the use by tenants that cannot gain, and the guarantees of those that can.
+/// For each link: the use by tenants that cannot gain, and the guarantees of the tenants that can.
 fn demands(topology: &Topology, flows: &[Flow<'_>]) -> Vec<(f64, f64)> {
     let mut by_link = vec![(0.0, 0.0); topology.links()];
     for flow in flows {
@@ -81,8 +82,8 @@ fn demands(topology: &Topology, flows: &[Flow<'_>]) -> Vec<(f64, f64)> {
     by_link
 }
 
-/// Each tenant's gain: the smallest that its links offer. A tenant that may gain but has no links
-/// gets infinity.
+/// Each tenant's gain: the smallest gain that its links offer. A tenant that may gain but has no
+/// links gets infinity.
 #[must_use]
 pub fn printed(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     let demands = demands(topology, flows);
@@ -97,12 +98,12 @@ pub fn printed(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     flows.iter().map(gain).collect()
 }
 
-/// Each tenant's gain by weighted max-min: the scarcest link settles its tenants, then the scarcest
-/// of the remaining links, and so on.
+/// Each tenant's gain by weighted max-min. The scarcest link fixes the gains of its tenants, then
+/// the scarcest of the remaining links, and so on.
 ///
 /// # Cost
 ///
-/// At most links times links.
+/// The time is at most proportional to the square of the number of links.
 #[must_use]
 pub fn max_min(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     let mut demands = demands(topology, flows);

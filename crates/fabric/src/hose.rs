@@ -6,19 +6,21 @@
 //!
 //! # Source
 //!
-//! QShare §II-A, Fig. 1(b) and §IV-B; Duffield et al., SIGCOMM 1999, also for separate sending and
-//! receiving rates.
+//! The hose model is in QShare §II-A, Fig. 1(b) and §IV-B. Duffield et al., SIGCOMM 1999, also
+//! describe separate sending and receiving rates.
 //!
 //! # Approach
 //!
-//! A link separates a tenant's VMs into those below it and the others. Upwards it carries at most
-//! what the VMs below may send and what the others may receive, whichever is less. Downwards it is
-//! the reverse. With equal rates B, this is `B * min(m, N - m)` for m of N VMs below.
+//! A link separates a tenant's VMs into the VMs below it and the others. Upwards it carries at most
+//! the sum that the VMs below may send and the sum that the others may receive, whichever is less.
+//! Downwards the roles are exchanged. With equal rates B, the result is `B * min(m, N - m)` for m
+//! of N VMs below.
 //!
 //! # Example
 //!
-//! A test, Fig. 1(b): servers hold VMs with rates 1 and 2, 3, and 4. Their links need min(1 + 2, 3
-//! + 4) = 3, min(3, 7) = 3 and min(4, 6) = 4.
+//! In a test from Fig. 1(b), one server holds VMs with rates 1 and 2, the second a VM with rate 3,
+//! and the third a VM with rate 4. Their links need min(1 + 2, 3 + 4) = 3, min(3, 7) = 3 and min(4,
+//! 6) = 4.
 
 use penstock_units::BitsPerSecond;
 use thiserror::Error;
@@ -91,7 +93,7 @@ impl Hose {
     /// A hose of `vms` VMs that may each send and receive at `rate`.
     ///
     /// # Errors
-    /// See [`HoseError`].
+    /// Returns the rule that the hose breaks, as a [`HoseError`].
     pub fn homogeneous(vms: u32, rate: BitsPerSecond) -> Result<Self, HoseError> {
         Self::new(vec![VmClass { vms, send: rate, recv: rate }])
     }
@@ -99,7 +101,7 @@ impl Hose {
     /// A hose of several classes of VMs.
     ///
     /// # Errors
-    /// See [`HoseError`].
+    /// Returns the rule that the hose breaks, as a [`HoseError`].
     pub fn new(classes: Vec<VmClass>) -> Result<Self, HoseError> {
         if classes.is_empty() || classes.iter().any(|class| class.vms == 0) {
             return Err(HoseError::NoVms);
@@ -125,7 +127,7 @@ impl Hose {
         &self.classes
     }
 
-    /// Number of VMs.
+    /// Number of VMs of all classes together.
     #[must_use]
     pub fn vms(&self) -> u32 {
         self.classes.iter().map(|class| class.vms).sum()
@@ -138,14 +140,14 @@ impl Hose {
         self.classes.iter().all(|c| c.send == first && c.recv == first).then_some(first)
     }
 
-    /// What all VMs together may send (`up`) and receive (`down`).
+    /// The sum that all VMs together may send (`up`) and receive (`down`).
     #[must_use]
     pub fn total(&self) -> Need {
         let all: Vec<u32> = self.classes.iter().map(|class| class.vms).collect();
         self.sum(&all)
     }
 
-    /// What `vms` of each class together may send (`up`) and receive (`down`).
+    /// The sum that `vms` VMs of each class together may send (`up`) and receive (`down`).
     fn sum(&self, vms: &[u32]) -> Need {
         let sum = |rate: fn(&VmClass) -> u64| {
             self.classes.iter().zip(vms).map(|(class, n)| rate(class) * u64::from(*n)).sum()
@@ -154,7 +156,7 @@ impl Hose {
         Need { up: BitsPerSecond(up), down: BitsPerSecond(down) }
     }
 
-    /// What a link needs if `below` VMs of each class are below it.
+    /// Bandwidth that a link needs if `below` VMs of each class are below it.
     #[must_use]
     pub fn need(&self, below: &[u32]) -> Need {
         let (inside, all) = (self.sum(below), self.total());
@@ -166,10 +168,10 @@ impl Hose {
     /// The hose with `vms` VMs in class `class`.
     ///
     /// # Errors
-    /// See [`HoseError`].
+    /// Returns the rule that the new hose breaks, as a [`HoseError`].
     ///
     /// # Panics
-    /// There is no such class.
+    /// Panics if there is no such class.
     pub fn with_vms(&self, class: usize, vms: u32) -> Result<Self, HoseError> {
         let mut classes = self.classes.clone();
         classes[class].vms = vms;
@@ -209,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_link_carries_at_most_what_is_sent_and_what_is_received() {
-        // One server that sends 10 and receives 1, and three clients with the reverse.
+        // One server sends 10 and receives 1. Three clients send 1 and receive 2.
         let hose = Hose::new(vec![class(1, 10, 1), class(3, 1, 2)]).unwrap();
         let need = hose.need(&[1, 0]);
         assert_eq!((need.up.0, need.down.0), (6, 1));

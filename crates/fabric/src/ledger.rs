@@ -2,14 +2,16 @@
 //!
 //! # Approach
 //!
-//! Amounts are whole bits per second, so what was taken is returned exactly. An entry that exceeds
-//! a link's limit or a server's slots is refused as a whole. A link's limit is its rate minus the
-//! headroom that is never reserved. If one of its ends is out of service, the limit is 0. Existing
-//! reservations stay in the ledger until their tenants move.
+//! Amounts are whole bits per second, so an entry that is returned restores the previous amounts
+//! exactly. An entry that exceeds a link's limit or a server's slots is refused as a whole. A
+//! link's limit is its rate minus the headroom that is never reserved. If a node at either end is
+//! out of service, the limit is 0. Existing reservations stay in the ledger until their tenants
+//! move.
 //!
 //! # Cost
 //!
-//! 28 bytes per link and 5 bytes per node. Each call takes time proportional to the entry.
+//! The ledger takes 28 bytes per link and 5 bytes per node. Each call takes time proportional to
+//! the entry.
 
 use core::fmt;
 
@@ -22,10 +24,10 @@ use crate::topology::{LinkId, NodeId, Topology};
 /// A whole rate in thousandths.
 pub const WHOLE_PERMILLE: u32 = 1000;
 
-/// Whether a node takes new VMs and new traffic, and why not.
+/// Whether a node takes new VMs and new traffic. If it takes none, the reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Service {
-    /// The node takes them.
+    /// The node takes new VMs and new traffic.
     #[default]
     In,
     /// An operator wants the node empty. Existing VMs and traffic stay.
@@ -60,11 +62,11 @@ pub enum LedgerError {
     /// A server has too few free slots.
     #[error("server {} has {free} slots free and not {wanted}; place fewer VMs there", .server.0)]
     Slots {
-        /// The overcommitted server.
+        /// The server with too few free slots.
         server: NodeId,
         /// Free slots of the server.
         free: u32,
-        /// Slots of the entry.
+        /// Slots that the entry needs.
         wanted: u32,
     },
     /// A link has too little bandwidth.
@@ -72,11 +74,11 @@ pub enum LedgerError {
         "link {} has {} bit/s free and not {}; reserve less there", .link.0, .free.0, .wanted.0
     )]
     Link {
-        /// The overcommitted link.
+        /// The link with too little bandwidth.
         link: LinkId,
         /// Free bandwidth in the refused direction.
         free: BitsPerSecond,
-        /// Bandwidth of the entry in that direction.
+        /// Bandwidth that the entry needs in that direction.
         wanted: BitsPerSecond,
     },
 }
@@ -92,7 +94,7 @@ pub struct Ledger {
     down: Vec<u64>,
     limit: Vec<u64>,
     tenants: Vec<u32>,
-    /// For each layer of links, from layer 1: sums of reservations and limits in both directions.
+    /// Sums of reservations and of limits in both directions, for each layer of links from layer 1.
     layers: Vec<(u128, u128)>,
 }
 
@@ -118,13 +120,13 @@ impl Ledger {
         ledger
     }
 
-    /// Topology whose resources the ledger accounts for.
+    /// Topology that has the accounted resources.
     #[must_use]
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Slots of a server that a new VM may take; 0 if the server is out of service.
+    /// Slots of a server that a new VM may take. 0 if the server is out of service.
     #[must_use]
     pub fn usable_slots(&self, server: NodeId) -> u32 {
         if self.in_service(server) { self.free[server.index()] } else { 0 }
@@ -163,14 +165,14 @@ impl Ledger {
         self.limit[at].saturating_sub(self.up[at].max(self.down[at]))
     }
 
-    /// Number of tenants with a reservation on a link: N_L in the paper.
+    /// Number of tenants with a reservation on a link. The paper calls it N_L.
     #[must_use]
     pub fn tenants(&self, link: LinkId) -> u32 {
         self.tenants[link.index()]
     }
 
-    /// Reserved fraction of a layer's links (from 1), both directions together, from 0 to 1. It is
-    /// 1 if nothing can be reserved.
+    /// Reserved fraction of a layer's links (from layer 1), both directions together, from 0 to 1.
+    /// The result is 1 if nothing can be reserved.
     #[must_use]
     pub fn reserved_share(&self, layer: usize) -> f64 {
         let (reserved, limit) = self.layers[layer - 1];
@@ -185,7 +187,7 @@ impl Ledger {
         (1..=self.layers.len()).map(|layer| self.reserved_share(layer)).fold(0.0, f64::max)
     }
 
-    /// Whether a node takes new VMs and traffic.
+    /// Whether a node takes new VMs and new traffic.
     #[must_use]
     pub fn in_service(&self, node: NodeId) -> bool {
         self.service[node.index()] == Service::In
@@ -226,7 +228,7 @@ impl Ledger {
     /// Adds an entry.
     ///
     /// # Errors
-    /// A server or a link has too little. Nothing is added then.
+    /// A server has too few slots, or a link too little bandwidth. Nothing is then added.
     pub fn take(&mut self, entry: &Entry) -> Result<(), LedgerError> {
         for (server, wanted) in &entry.slots {
             let free = self.usable_slots(*server);
@@ -246,11 +248,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// Removes an entry that [`Self::take`] added. The ledger is then as if it had never been
-    /// added.
+    /// Removes an entry that [`Self::take`] added. The ledger is then as before that call.
     ///
     /// # Panics
-    /// The entry is not in the ledger.
+    /// Panics if the entry is not in the ledger.
     pub fn give_back(&mut self, entry: &Entry) {
         let missing = "what is given back was taken";
         for (server, taken) in &entry.slots {
@@ -268,8 +269,8 @@ impl Ledger {
         }
     }
 
-    /// Adds an entry that existed before, regardless of states and limits. This reverts a tentative
-    /// change, for example on a drained server.
+    /// Adds an entry that was in the ledger before, regardless of states and limits. This reverts a
+    /// tentative change, for example on a drained server.
     pub(crate) fn restore(&mut self, entry: &Entry) {
         for (server, taken) in &entry.slots {
             self.free[server.index()] -= taken;

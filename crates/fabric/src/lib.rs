@@ -1,11 +1,11 @@
-//! The fabric as pure algorithms: where a tenant's VMs go, and which tenants have a switch queue of
-//! their own.
+//! The fabric as pure algorithms: the placement of tenants' VMs, and the choice of tenants with a
+//! switch queue of their own.
 //!
 //! Nothing here reads a clock or draws a random number. Time and choices are arguments, so the
 //! controller, the simulator and property tests run the same code, and runs can be replayed.
 //!
-//! Source: "Enabling Work-Conserving Bandwidth Guarantees for Multi-Tenant Datacenters via Dynamic
-//! Tenant-Queue Binding" (Z. Liu et al., QShare).
+//! The source is "Enabling Work-Conserving Bandwidth Guarantees for Multi-Tenant Datacenters via
+//! Dynamic Tenant-Queue Binding" (Z. Liu et al., QShare).
 #![forbid(unsafe_code)]
 
 pub mod dscp;

@@ -2,38 +2,38 @@
 //!
 //! # Problem
 //!
-//! Queues go to tenants that send more than their guarantee. A tenant must not get one by lying
+//! Queues go to tenants that send more than their guarantee. A tenant must not get a queue by lying
 //! about its needs.
 //!
 //! # Source
 //!
-//! QShare §V-A, eq. (1); §V-B, eq. (2).
+//! The equations are in QShare §V-A, eq. (1), and §V-B, eq. (2).
 //!
 //! # Quantities
 //!
-//! On host j, a tenant has m of its N VMs, which sent U^o and received U^i bit/s during the
-//! interval. The payment factor is what the tenant pays for, N * B bit/s. The pricing constant k is
-//! 1, because only comparisons matter.
+//! On host j, a tenant has m of its N VMs. They sent U^o and received U^i bit/s during the
+//! interval. The payment factor is the bandwidth that the tenant pays for, N * B bit/s. The pricing
+//! constant k is 1, because only comparisons matter.
 //!
 //! # Approach
 //!
-//! The usage factor is the largest max(U^i, U^o) / (B * min(m, N - m)) over its hosts, at most 1.
-//! The score is payment * usage. With equal rates, B cancels out below the bound. The score is
-//! computed as `min(payment, max of max(U^i, U^o) * N / min(m, N - m))` for all tenants. For the
-//! same traffic, a smaller guarantee never scores more, and neither does one beyond the use.
-//! `tests/all/prop_score.rs` tests both properties.
+//! The usage factor is the largest max(U^i, U^o) / (B * min(m, N - m)) over the tenant's hosts, at
+//! most 1. The score is payment * usage. With equal rates, B cancels out below the bound. For all
+//! tenants the score is computed as `min(payment, max of max(U^i, U^o) * N / min(m, N - m))`. For
+//! the same traffic, a smaller guarantee never scores more. A guarantee above the use does not
+//! score more either. `tests/all/prop_score.rs` tests both properties.
 //!
 //! # Example
 //!
-//! A test: ten VMs of 100 Mbit/s, two on each of five hosts. One host sends 100 of its 200 Mbit/s,
-//! so the usage is 0.5, the payment 1,000 and the score 500. Had the tenant declared 10 Mbit/s per
-//! VM, its score would be 100. With 1,000 Mbit/s per VM it would still be 500.
+//! In a test, ten VMs of 100 Mbit/s are placed two on each of five hosts. One host sends 100 of its
+//! 200 Mbit/s, so the usage is 0.5, the payment 1,000 and the score 500. If the tenant had declared
+//! 10 Mbit/s per VM, its score would be 100. With 1,000 Mbit/s per VM it would still be 500.
 //!
 //! # Departures
 //!
-//! A host with all VMs of a tenant (m = N) has no network traffic and no usage; eq. (1) as printed
-//! would divide by 0. With different rates, the score ignores a host's guarantee. Otherwise a
-//! tenant could lower it on one host and appear to use all of it.
+//! If a host has all VMs of a tenant (m = N), it has no network traffic and no usage. Eq. (1) as
+//! printed would divide by 0. With different rates, the score ignores a host's guarantee. Otherwise
+//! a tenant could lower its guarantee on one host and appear to use all of it.
 
 use penstock_units::BitsPerSecond;
 
@@ -42,11 +42,11 @@ use crate::hose::Hose;
 /// Traffic of a tenant's VMs on one host during an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostUsage {
-    /// Number of its VMs on the host.
+    /// Number of the tenant's VMs on the host.
     pub vms: u32,
-    /// Rate that they sent.
+    /// Rate at which these VMs sent.
     pub sent: BitsPerSecond,
-    /// Rate that they received.
+    /// Rate at which these VMs received.
     pub received: BitsPerSecond,
 }
 
@@ -88,8 +88,8 @@ pub fn score(hose: &Hose, hosts: &[HostUsage]) -> u64 {
     u64::try_from(used).unwrap_or(u64::MAX).min(payment(hose))
 }
 
-/// A smoothed score. It follows half of each change, so that a burst of one interval counts less
-/// than a trend.
+/// A smoothed score. It follows half of each change, so a burst of one interval counts less than a
+/// trend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Smoothed {
     value: Option<u64>,
@@ -104,7 +104,7 @@ impl Smoothed {
         value
     }
 
-    /// The smoothed score; 0 before the first interval.
+    /// The smoothed score. 0 before the first interval.
     #[must_use]
     pub fn get(self) -> u64 {
         self.value.unwrap_or(0)
@@ -136,7 +136,8 @@ mod tests {
 
     #[test]
     fn many_to_one_traffic_shows_at_the_receiver() {
-        // Nine senders of 10 Mbit/s each and one receiver alone on its host: 90 of 100 Mbit/s.
+        // Nine senders of 10 Mbit/s each and one receiver alone on its host: the receiver uses 90
+        // of 100 Mbit/s.
         let senders = [host(3, 30 * M, 0); 3];
         let hosts = [senders.as_slice(), &[host(1, 0, 90 * M)]].concat();
         let hose = Hose::homogeneous(10, BitsPerSecond(100 * M)).unwrap();

@@ -1,6 +1,6 @@
-//! Cost that C2TB and HBS add to a batch: one decision, one charge and a share of the refills, for
-//! 1 to 4,096 ports. In `busy`, all ports send. In `idle`, four ports send; the buckets of the
-//! others are full and their queue pairs rest, as in the worker.
+//! Cost that C2TB and HBS add to a batch: one decision, one charge and a part of the refills, for 1
+//! to 4,096 ports. In `busy`, all ports send. In `idle`, four ports send, the buckets of the others
+//! are full, and their queue pairs rest, as in the worker.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -9,7 +9,7 @@ use penstock_qos::hbs::{BatchScheduler, RELEASE_MOST, Readiness};
 use penstock_units::{Cycles, CyclesPerSecond, Priority, TscRate, Weight};
 
 const HZ: u64 = 2_000_000_000;
-/// 32 frames of 1,518 bytes at about 300 cycles each.
+/// A batch of 32 frames of 1,518 bytes costs about 300 cycles per frame.
 const BATCH: Cycles = Cycles(10_000);
 const INTERVAL: u64 = 100_000;
 
@@ -44,7 +44,7 @@ impl Bed {
         self.scheduler.begin();
         let slot = loop {
             let Some(candidate) = self.scheduler.next_look() else {
-                // No port has tokens: time passes until a refill.
+                // If no port has tokens, time passes until a refill.
                 self.now += INTERVAL / 8;
                 self.refill();
                 self.scheduler.begin();

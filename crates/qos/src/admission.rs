@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! A guarantee is worthless if the host cannot keep it. An operator whose request is refused needs
-//! to know by how much it exceeds the host and what would fit.
+//! A guarantee is worthless if the host cannot keep it. If a request is refused, its operator needs
+//! to know by how much the request exceeds the host and which request would fit.
 //!
 //! # Source
 //!
@@ -18,15 +18,15 @@
 //!
 //! # Approach
 //!
-//! The first rule: purchased bandwidth must not exceed the link. The second rule concerns cycles: a
-//! port spends its cycles only on the workers that have its queue pairs. All claims fit if and only
-//! if, for every set of workers, the claims confined to that set do not exceed its capacity (Hall's
-//! condition). With one worker, this is the paper's sum. A refusal names the smallest sets that are
-//! oversold, each with the nearest remedies.
+//! The first rule is that purchased bandwidth must not exceed the link. The second rule concerns
+//! cycles. A port spends its cycles only on the workers that have its queue pairs. All claims fit
+//! if and only if no set of workers is oversold: the claims confined to the set do not exceed its
+//! capacity (Hall's condition). With one worker, this is the paper's sum. A refusal names the
+//! smallest sets that are oversold, each with the nearest remedies.
 //!
-//! For example, two workers have 1.0 G each. Ports a (0.7 G) and b (0.5 G) are on worker 0; c (0.3
-//! G) is on both. The sum of 1.5 G fits into 2.0 G, but 1.2 G is sold on worker 0, which is 0.2 G
-//! too much. It helps to move b to worker 1 or to reduce a to 0.5 G.
+//! For example, two workers have 1.0 G each. Ports a (0.7 G) and b (0.5 G) are on worker 0, and
+//! port c (0.3 G) is on both. The sum of 1.5 G fits into 2.0 G, but 1.2 G is sold on worker 0,
+//! which is 0.2 G too much. Two remedies are to move b to worker 1 and to reduce a to 0.5 G.
 //!
 //! # Departures
 //!
@@ -34,8 +34,8 @@
 //!
 //! # Cost
 //!
-//! O(2^workers × distinct placements) for at most 16 workers. This takes milliseconds, so only the
-//! control plane calls it.
+//! A check takes O(2^workers × distinct placements) for at most 16 workers. This takes
+//! milliseconds, so only the control plane calls it.
 
 use penstock_units::{BitsPerSecond, CyclesPerSecond};
 
@@ -49,10 +49,10 @@ const EXCESSES_MAX: usize = 16;
 pub struct WorkerSet(u16);
 
 impl WorkerSet {
-    /// The empty set.
+    /// The set without workers.
     pub const NONE: Self = Self(0);
 
-    /// The set of one worker; empty if the number is 16 or more.
+    /// The set of one worker. It is empty if the number is 16 or more.
     #[must_use]
     pub const fn one(worker: usize) -> Self {
         if worker < WORKERS_MAX { Self(1 << worker) } else { Self::NONE }
@@ -100,7 +100,7 @@ impl FromIterator<usize> for WorkerSet {
     }
 }
 
-/// Capacity of the workers and the claims on it, in cycles per second.
+/// Capacity of the workers and the claims on this capacity, in cycles per second.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
     capacity: Vec<u64>,
@@ -140,8 +140,8 @@ impl Ledger {
         within.map(|(_, cycles)| *cycles).fold(0, u64::saturating_add)
     }
 
-    /// How much more may be claimed on `workers` while everything still fits. A claim that does not
-    /// fit counts on every worker that it could use.
+    /// Cycles per second that may still be claimed on `workers` so that all claims fit. A claim
+    /// that does not fit counts on every worker that it could use.
     #[must_use]
     pub fn room(&self, workers: WorkerSet) -> CyclesPerSecond {
         let supersets = (0..=self.all()).map(WorkerSet).filter(|set| set.contains(workers));
@@ -155,8 +155,8 @@ impl Ledger {
         self.excesses().is_empty()
     }
 
-    /// The smallest sets of workers whose confined claims exceed their capacity, and the excess of
-    /// each; fewest workers first.
+    /// The smallest sets of workers with confined claims above their capacity, and the excess of
+    /// each. Sets with the fewest workers come first.
     fn excesses(&self) -> Vec<(WorkerSet, u64)> {
         let mut sets: Vec<WorkerSet> = (1..=self.all()).map(WorkerSet).collect();
         sets.sort_by_key(|set| set.len());
@@ -172,12 +172,12 @@ impl Ledger {
     }
 }
 
-/// The guarantee that one port asks for.
+/// The guarantee that one port requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Cycles per second.
+    /// Requested cycles per second.
     pub cycles: CyclesPerSecond,
-    /// Purchased rate in bits per second; 0 if the port bought none.
+    /// Purchased rate in bits per second. 0 if the port purchased none.
     pub bandwidth: BitsPerSecond,
     /// The workers that serve the port's queue pairs.
     pub workers: WorkerSet,
@@ -193,7 +193,7 @@ pub enum Remedy {
         /// Number of the worker that has room.
         worker: usize,
     },
-    /// Reduce one claim.
+    /// Reduce one claim to a part of its cycles or rate.
     Reduce {
         /// Index in the list of claims.
         claim: usize,
@@ -210,29 +210,29 @@ pub enum Remedy {
 /// A resource of which more is sold than exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess<T> {
-    /// Amount sold.
+    /// Amount of the resource that is sold.
     pub sold: T,
-    /// Amount that exists.
+    /// Amount that the host has.
     pub there: T,
-    /// The oversold workers; empty for the link.
+    /// The oversold workers. Empty for the link.
     pub workers: WorkerSet,
-    /// Changes that would make the claims fit, the smallest first. Empty if none would.
+    /// Changes that would make the claims fit, the smallest first. Empty if no change would.
     pub remedies: Vec<Remedy>,
 }
 
 /// Result of [`admit`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
-    /// The link, if purchased bandwidth exceeds it.
+    /// Excess of the link. `None` if purchased bandwidth fits.
     pub link: Option<Excess<BitsPerSecond>>,
-    /// Sets of workers whose cycles are oversold.
+    /// Sets of workers with oversold cycles.
     pub cycles: Vec<Excess<CyclesPerSecond>>,
     /// Cycles per second that may still be claimed on each single worker.
     pub room: Vec<CyclesPerSecond>,
 }
 
 impl Admission {
-    /// Whether everything fits.
+    /// Whether all claims fit.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.link.is_none() && self.cycles.is_empty()
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_ports_place_is_respected_though_the_sum_would_fit() {
-        // The example of the module documentation.
+        // This is the example of the module's documentation.
         let claims = [claim(7 * G / 10, &[0]), claim(5 * G / 10, &[0]), claim(3 * G / 10, &[0, 1])];
         let answer = admit(&cores(&[G, G]), None, &claims);
         let [excess] = answer.cycles.as_slice() else { panic!("{answer:?}") };

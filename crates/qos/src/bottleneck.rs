@@ -2,14 +2,14 @@
 //!
 //! # Problem
 //!
-//! Cycle buckets divide the core. A VM whose frames are cheaper than its profile says (few flows,
-//! large frames) gets more bits out of its cycles and may fill the uplink. Its neighbours then lose
-//! bandwidth on the link, which no cycle bucket measures.
+//! Cycle buckets divide the core. A VM's frames may be cheaper than its profile says, for example
+//! with few flows or large frames. The VM then gets more bits out of its cycles and may fill the
+//! uplink. Its neighbours lose bandwidth on the link, which no cycle bucket measures.
 //!
 //! # Source
 //!
-//! C2QoS §VII, Fig. 13: a handler watches the forwarding rate. It adds limits in bits per second
-//! while that rate is at the link's.
+//! In C2QoS §VII, Fig. 13, a handler watches the forwarding rate. It adds limits in bits per second
+//! while that rate is at the link's rate.
 //!
 //! # Approach
 //!
@@ -22,23 +22,23 @@
 //! - The limits are removed when the load stays below [`Hysteresis::leave_permille`] for the hold
 //!   time.
 //!
-//! Because traffic that was held back counts as load, a VM that keeps flooding keeps the limits
-//! applied. A VM that slowed down (TCP) shows no such load and may fill the link again. If the
-//! limits return within [`Hysteresis::calm`] of their removal, the hold time doubles, up to
+//! Traffic that was held back counts as load, so a VM that keeps flooding keeps the limits applied.
+//! A VM that slowed down (TCP) shows no such load and may fill the link again. If the limits return
+//! within [`Hysteresis::calm`] of their removal, the hold time doubles, up to
 //! [`Hysteresis::hold_max`]. After a calm period the hold time is reset.
 //!
 //! # Constants
 //!
 //! A saturated link runs at 100 % including overhead. The threshold of 97 % leaves room for
-//! differences in what drivers count. Two intervals of 100 ms distinguish competition from a burst
-//! that a queue absorbs. They leave 0.7 s of the second within which a victim must regain its rate.
-//! The limits sum to 99 % of the link ([`limits`]), so the queue built by the overload drains. If
-//! all VMs send at their limits, the load stays well above 85 %. If one VM stops, the load falls
-//! below 85 %.
+//! differences between the drivers' counters. Two intervals of 100 ms distinguish competition from
+//! a burst that a queue absorbs. A victim must regain its rate within a second, and two intervals
+//! leave 0.7 s of this second. The limits sum to 99 % of the link ([`limits`]), so the queue built
+//! by the overload drains. If all VMs send at their limits, the load stays well above 85 %. If one
+//! VM stops, the load falls below 85 %.
 //!
 //! # Example
 //!
-//! On a link of 10 Gbit/s, VM 1 bought 2 Gbit/s and VM 2 bought 6 Gbit/s. VM 1 sends 4 Gbit/s
+//! On a link of 10 Gbit/s, VM 1 purchased 2 Gbit/s and VM 2 purchased 6 Gbit/s. VM 1 sends 4 Gbit/s
 //! because its frames grew. After 300 ms the limits of 2.475 and 7.425 Gbit/s apply, and VM 2 is
 //! back at 6 Gbit/s.
 //!
@@ -48,7 +48,8 @@
 //!
 //! # Cost
 //!
-//! A few words per link, read ten times a second. The worker does nothing while no limits apply.
+//! The handler needs a few words per link and reads them ten times a second. The worker does
+//! nothing while no limits apply.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -108,11 +109,11 @@ pub enum Change {
 pub struct Sent {
     /// Bytes sent on the link, counted as [`on_link`] does.
     pub bytes: u64,
-    /// Bytes that this handler's limits held back, counted the same way.
+    /// Bytes that this handler's limits held back, counted as [`on_link`] does.
     pub held_back: u64,
 }
 
-/// Bytes that `frames` of `bytes` in total, without FCS, occupy on a link.
+/// Bytes that frames occupy on a link. `bytes` is the sum of their lengths without FCS.
 #[must_use]
 pub const fn on_link(bytes: u64, frames: u64) -> u64 {
     bytes.saturating_add(frames.saturating_mul(FRAME_OVERHEAD as u64))
@@ -124,7 +125,7 @@ pub struct Bottleneck {
     capacity: BitsPerSecond,
     hysteresis: Hysteresis,
     last: Option<(Nanos, Sent)>,
-    /// Since when the load has been beyond the threshold that would change the state.
+    /// Time since which the load has been beyond the threshold that would change the state.
     since: Option<Nanos>,
     limited: bool,
     left_at: Option<Nanos>,
@@ -141,7 +142,7 @@ impl Bottleneck {
         Self::with(capacity, Hysteresis::default())
     }
 
-    /// As [`Self::new`], with other thresholds.
+    /// As [`Self::new`], with thresholds and times other than the defaults.
     #[must_use]
     pub const fn with(capacity: BitsPerSecond, hysteresis: Hysteresis) -> Self {
         Self {
@@ -158,9 +159,9 @@ impl Bottleneck {
         }
     }
 
-    /// Evaluates counters read at `now` and says whether the limits must change. A reading that
-    /// comes too soon is ignored. Counters lower than before mean that the port is new: measurement
-    /// restarts.
+    /// Evaluates counters read at `now` and returns whether the limits must change. A reading that
+    /// comes too soon is ignored. If the counters are lower than before, the port is new, and the
+    /// measurement restarts.
     pub fn observe(&mut self, now: Nanos, sent: Sent) -> Option<Change> {
         let Some((then, before)) = self.last else {
             self.last = Some((now, sent));
@@ -270,7 +271,7 @@ pub fn part_depth(rate: BitsPerSecond) -> u32 {
 }
 
 /// Divides a link among the VMs that may send to it. `bought` has each VM's purchased rate, if any.
-/// Returns their limits in bits per second with [`FRAME_OVERHEAD`] counted.
+/// Returns the VMs' limits in bits per second with [`FRAME_OVERHEAD`] counted.
 ///
 /// Unsold bandwidth goes to the VMs without a purchase in equal parts, or to the buyers in
 /// proportion if all VMs bought a rate. Each VM without a purchase gets at least
@@ -380,7 +381,7 @@ mod tests {
     fn frames_on_the_wire_are_longer_than_their_bytes() {
         let mut handler = Bottleneck::new(LINK);
         handler.observe(Nanos(0), Sent::default());
-        // 10 Gbit/s of shortest frames: 14.88 million a second of 60 bytes.
+        // 10 Gbit/s of shortest frames are 14.88 million frames of 60 bytes a second.
         let sent = Sent { bytes: on_link(1_488_095 * 60, 1_488_095), held_back: 0 };
         handler.observe(Nanos::from_millis(100), sent);
         assert_eq!(handler.sent_permille(), 999);
@@ -397,8 +398,9 @@ mod tests {
         assert_eq!(bed.step(1_000, 0), Some(Change::Enter));
     }
 
-    /// C2QoS Fig. 13 as a fluid model. VM 1 bought 2 of 10 Gbit/s, VM 2 bought 6. At 1 s the frames
-    /// of VM 1 grow and it sends 5 Gbit/s. The link divides in proportion to arrivals.
+    /// C2QoS Fig. 13 as a fluid model. VM 1 purchased 2 of 10 Gbit/s, and VM 2 purchased 6. At 1 s
+    /// the frames of VM 1 grow and it sends 5 Gbit/s. The link divides its rate in proportion to
+    /// arrivals.
     #[test]
     fn a_victim_has_its_rate_again_within_a_second() {
         let mut bed = Bed::new();

@@ -11,7 +11,7 @@ pub(crate) const PARTS_OF_BYTE: i64 = 8_000_000_000;
 /// Parts of one frame if the rate is in frames per second.
 pub(crate) const PARTS_OF_FRAME: i64 = 1_000_000_000;
 
-/// A token bucket whose level and depth are in parts.
+/// A token bucket. Its level and depth are in parts.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     level: AtomicI64,
@@ -19,13 +19,14 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket, as RFC 2697 and 2698 start it. `depth` is in units of `parts` each.
+    /// A full bucket, as RFC 2697 and 2698 start it. `depth` is in bytes or frames, and `parts` is
+    /// the number of parts of each.
     pub(crate) const fn new(depth: u32, parts: i64) -> Self {
         let depth = depth as i64 * parts;
         Self { level: AtomicI64::new(depth), depth }
     }
 
-    /// Adds parts and returns those that do not fit.
+    /// Adds parts and returns the parts that do not fit.
     pub(crate) fn give(&self, parts: u64) -> u64 {
         let mut level = self.level();
         loop {
@@ -46,9 +47,9 @@ impl Bucket {
         }
     }
 
-    /// Takes parts if the level covers them or the bucket is full. Returns whether it did.
+    /// Takes parts if the level covers them or the bucket is full. Returns whether it took them.
     pub(crate) fn take(&self, parts: i64) -> bool {
-        // A bucket of depth 0 is always full. It must refuse all the same.
+        // A bucket of depth 0 is always full. It must refuse nevertheless.
         let enough = if self.depth == 0 { i64::MAX } else { parts.min(self.depth) };
         self.take_from(parts, enough)
     }

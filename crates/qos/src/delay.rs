@@ -3,7 +3,7 @@
 //! # Problem
 //!
 //! A queue and a shaper delay a VM's frames. The distribution of these delays must be reported per
-//! VM at a cost of a few instructions a frame.
+//! VM at a cost of a few instructions per frame.
 //!
 //! # Approach
 //!
@@ -13,15 +13,16 @@
 //!   %). It covers 0 to 2^40 ns (18 minutes). Longer delays count as 2^40 ns.
 //! - [`Variation`] is the difference between the delays of two consecutive frames of a stream (RFC
 //!   3393 §2).
-//! - [`Jitter`] smooths D, the difference between the arrival spacing and the timestamp spacing of
-//!   two packets: J += (|D| - J)/16, in integers (RFC 3550 §6.4.1, Appendix A.8).
+//! - [`Jitter`] smooths D, which is the difference between the arrival spacing and the timestamp
+//!   spacing of two packets. It computes J += (|D| - J)/16 in integers (RFC 3550 §6.4.1, Appendix
+//!   A.8).
 //!
-//! For example (a test), RTP at 90 kHz with packets 20 ms apart, one of them 10 ms late, gives D =
-//! 900 and then -900.
+//! A test covers an example: RTP at 90 kHz with packets 20 ms apart. If one packet is 10 ms late, D
+//! is 900 and then -900.
 //!
 //! # Cost
 //!
-//! A histogram takes 9.3 KiB. Recording takes O(1), a percentile O(1200).
+//! A histogram takes 9.3 KiB. A recording takes O(1) and a percentile O(1200).
 
 use penstock_units::Nanos;
 
@@ -31,7 +32,7 @@ const PARTS: u32 = 5;
 const BITS: u32 = 40;
 const BUCKETS: usize = ((BITS - PARTS + 1) << PARTS) as usize;
 
-/// Histogram of delays.
+/// Histogram of delays with 32 buckets per octave.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -87,13 +88,13 @@ impl Histogram {
         self.count
     }
 
-    /// The shortest delay; 0 if none was counted.
+    /// The shortest delay. 0 if no delay was counted.
     #[must_use]
     pub const fn min(&self) -> Nanos {
         if self.count == 0 { Nanos(0) } else { Nanos(self.least) }
     }
 
-    /// The longest delay; 0 if none was counted.
+    /// The longest delay. 0 if no delay was counted.
     #[must_use]
     pub const fn max(&self) -> Nanos {
         Nanos(self.most)
@@ -106,8 +107,8 @@ impl Histogram {
         Nanos(u64::try_from(mean).unwrap_or(u64::MAX))
     }
 
-    /// The percentile at `milli_percent` thousandths of a percent (50,000 is the median). It is at
-    /// most 1/32 above the exact value; 0 if no delay was counted.
+    /// The percentile at `milli_percent` thousandths of a percent (50,000 is the median). The
+    /// result is at most 1/32 above the exact value. 0 if no delay was counted.
     #[must_use]
     pub fn percentile(&self, milli_percent: u32) -> Nanos {
         let wide = u128::from(self.count) * u128::from(milli_percent.min(100_000));
@@ -131,7 +132,7 @@ impl Histogram {
         self.most = self.most.max(other.most);
     }
 
-    /// Forgets all delays.
+    /// Resets the histogram to its empty state.
     pub fn clear(&mut self) {
         self.counts.fill(0);
         (self.count, self.sum, self.least, self.most) = (0, 0, u64::MAX, 0);
@@ -154,8 +155,8 @@ impl Variation {
         Self::default()
     }
 
-    /// Records the delay of the stream's next frame. Returns its difference from the previous one
-    /// in ns, if there was one.
+    /// Records the delay of the stream's next frame. Returns its difference from the previous
+    /// frame's delay in ns. `None` if there is no previous frame.
     #[inline]
     pub fn record(&mut self, delay: Nanos) -> Option<i64> {
         let delay = delay.0.min(i64::MAX.unsigned_abs());
@@ -168,12 +169,12 @@ impl Variation {
         Some(difference)
     }
 
-    /// Records that a frame was lost: the next frame has no predecessor.
+    /// Records that a frame was lost. The next frame then has no previous frame.
     pub fn interrupt(&mut self) {
         self.last = None;
     }
 
-    /// Forgets all frames.
+    /// Resets the stream to the state before its first frame.
     pub fn clear(&mut self) {
         self.sizes.clear();
         (self.last, self.least, self.most) = (None, 0, 0);
@@ -199,13 +200,13 @@ pub struct Jitter {
     /// Timestamp units per second.
     clock_hz: u32,
     transit: Option<u32>,
-    /// Sixteen times J.
+    /// J times 16, as in RFC 3550 A.8.
     scaled: u32,
 }
 
 impl Jitter {
-    /// Jitter of a stream whose timestamps count `clock_hz` units a second (90,000 for video). 0
-    /// counts as 1.
+    /// Jitter of a stream with timestamps that count `clock_hz` units a second (90,000 for video).
+    /// A `clock_hz` of 0 counts as 1.
     #[must_use]
     pub const fn new(clock_hz: u32) -> Self {
         Self { clock_hz: if clock_hz == 0 { 1 } else { clock_hz }, transit: None, scaled: 0 }
@@ -220,9 +221,9 @@ impl Jitter {
         let transit = (units as u32).wrapping_sub(timestamp);
         let before = self.transit.replace(transit)?;
         let apart = transit.wrapping_sub(before);
-        // The absolute value of the difference read as a signed number.
+        // This is the absolute value of the difference, read as a signed number.
         let apart = apart.min(apart.wrapping_neg());
-        // A.8: s->jitter += d - ((s->jitter + 8) >> 4)
+        // RFC 3550 A.8: s->jitter += d - ((s->jitter + 8) >> 4)
         let decay = self.scaled.saturating_add(8) >> 4;
         self.scaled = self.scaled.saturating_add(apart).saturating_sub(decay);
         Some(apart)
@@ -294,7 +295,7 @@ mod tests {
         assert_eq!((variation.range(), variation.sizes().count()), ((0, 0), 0));
     }
 
-    /// RFC 3550 A.8 by example: D is 0, 900, 900 (in the other direction), and 0 again.
+    /// RFC 3550 A.8 by example: |D| is 0, 900, 900 (in the other direction), and 0 again.
     #[test]
     fn jitter_follows_rfc_3550() {
         let mut jitter = Jitter::new(90_000);

@@ -1,9 +1,9 @@
 //! A coarse scale of delays for counters: four buckets per octave.
 //!
-//! [`crate::delay::Histogram`] is exact to 3 % but takes 9 KiB, too much for every port on every
-//! worker. From 1 µs (1,024 ns) to 2^35 ns (34 s), this scale divides each octave into four parts
-//! of equal width. A percentile is the middle of its part and within 12 % of the exact value. The
-//! cost is a few instructions a delay and [`PARTS`] counters.
+//! [`crate::delay::Histogram`] is exact to 3 % but takes 9 KiB, which is too much for every port on
+//! every worker. From 1 µs (1,024 ns) to 2^35 ns (34 s), this scale divides each octave into four
+//! parts of equal width. A percentile is the middle of its part and within 12 % of the exact value.
+//! A recording costs a few instructions, and the memory is [`PARTS`] counters.
 
 use penstock_units::Nanos;
 
@@ -25,7 +25,7 @@ pub fn part_of(delay: Nanos) -> usize {
     usize::try_from(part).unwrap_or(PARTS).min(PARTS - 1)
 }
 
-/// The first delay beyond a part; `None` for the last part, which has no end.
+/// The first delay beyond a part. `None` for the last part, which has no end.
 #[must_use]
 pub fn end_of(part: usize) -> Option<Nanos> {
     let part = u32::try_from(part).ok().filter(|part| *part < 4 * OCTAVES + 1)?;
@@ -35,8 +35,8 @@ pub fn end_of(part: usize) -> Option<Nanos> {
     }
 }
 
-/// The percentile of a set of counts: `milli_percent` is in thousandths of a percent (50,000 is the
-/// median). Returns the middle of the part; `None` if nothing was counted.
+/// The percentile of a set of counts at `milli_percent` thousandths of a percent (50,000 is the
+/// median). Returns the middle of the part. `None` if nothing was counted.
 #[must_use]
 pub fn percentile(counts: &[u64], milli_percent: u32) -> Option<Nanos> {
     let all: u64 = counts.iter().sum();

@@ -2,14 +2,15 @@
 //!
 //! # Problem
 //!
-//! An output is divided by weight among clients that come and go. Frames range from 64 bytes to
+//! An output is divided by weight among clients that join and leave. Frames range from 64 bytes to
 //! segments of 64 KiB.
 //!
 //! # Approach
 //!
-//! A discipline knows neither frames nor queues. It learns which clients have frames and how long
-//! the first one is ([`Discipline::backlogged`], [`Discipline::drained`]). It names the client that
-//! sends next ([`Discipline::pick`]). The caller reports what was sent ([`Discipline::charge`]).
+//! A discipline knows neither frames nor queues. The caller reports which clients have frames and
+//! how long each client's first frame is ([`Discipline::backlogged`], [`Discipline::drained`]). The
+//! discipline names the client that sends next ([`Discipline::pick`]). The caller reports the bytes
+//! that were sent ([`Discipline::charge`]).
 //!
 //! | Discipline | Source | Error in bytes | Decision |
 //! |---|---|---|---|
@@ -18,12 +19,12 @@
 //!
 //! # Cost
 //!
-//! Nothing is allocated after construction. A join or leave touches that client alone, and in VTRR
-//! the order of at most 32 clients. It rebuilds no queue and no other client's account.
+//! Nothing is allocated after construction. A join or leave changes only that client's account. In
+//! VTRR it also changes the order of at most 32 clients.
 
 use penstock_units::Weight;
 
-/// Bytes of one allotment: a turn of VTRR among few clients, a request of EEVDF, the largest
+/// Bytes of one allotment: a turn of VTRR among few clients, a request of EEVDF, or the largest
 /// quantum of a VM.
 ///
 /// It is small compared with a segment of 64 KiB, so the scheduling error of a few allotments stays
@@ -44,17 +45,17 @@ pub trait Discipline {
     fn leave(&mut self, client: usize);
 
     /// Reports that the client has frames and that the first one is `head` bytes long. Call it when
-    /// the client had none, or when another frame becomes the first.
+    /// the client had no frames, or when another frame becomes the first.
     fn backlogged(&mut self, client: usize, head: u32);
 
     /// Reports that the client has no frames left.
     fn drained(&mut self, client: usize);
 
-    /// The client whose first frame is sent next; `None` if no client has frames. It returns the
-    /// same client until [`Self::charge`] is called.
+    /// The client that sends its first frame next. `None` if no client has frames. The same client
+    /// is returned until [`Self::charge`] is called.
     fn pick(&mut self) -> Option<usize>;
 
-    /// Charges the picked client for `bytes` sent. `next` is the length of its next frame; 0 if it
-    /// has none, and then [`Self::drained`] follows.
+    /// Charges the picked client for `bytes` sent. `next` is the length of its next frame. If it
+    /// has no next frame, `next` is 0, and a call of [`Self::drained`] follows.
     fn charge(&mut self, client: usize, bytes: u32, next: u32);
 }

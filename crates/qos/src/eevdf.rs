@@ -3,7 +3,7 @@
 //! # Problem
 //!
 //! The error of VTRR ([`crate::vtrr`]) grows with the number of clients. More than 32 clients need
-//! a discipline whose error does not depend on their number.
+//! a discipline with an error that does not depend on their number.
 //!
 //! # Source
 //!
@@ -11,42 +11,44 @@
 //! University, 1995. WF2Q+ (Bennett, Zhang, 1997) makes the same choice for packets.
 //!
 //! Other disciplines with a constant error fit less well. GR3's error is constant only for bounded
-//! ratios of weights, and it needs another level. DRR+ separates latency-critical clients, which
-//! tenants would have to declare. WF2Q+ decides once per packet. EEVDF is WF2Q+ per request:
-//! several small frames cost one decision, and a request counts as served by what was sent in it.
+//! ratios of weights, and GR3 needs another level. DRR+ separates latency-critical clients, which
+//! tenants would have to declare. WF2Q+ decides once per packet. EEVDF is WF2Q+ per request.
+//! Several small frames thus cost one decision, and a request is charged for the bytes sent in it.
 //!
 //! # Quantities
 //!
 //! - v is a client's virtual time: bytes sent per weight.
 //! - V is the output's virtual time: the weighted mean of v over the clients with frames. Leads and
 //!   lags therefore always sum to zero.
-//! - A *request* is [`QUANTUM`] bytes, or one frame if that is longer.
+//! - A *request* is [`QUANTUM`] bytes, or one frame if the frame is longer.
 //!
 //! Virtual times are multiples of 2^-32 byte per weight. The division for V carries its remainder.
 //!
 //! # Approach
 //!
-//! A client is eligible if v <= V: it is not ahead of its share. The eligible client with the
-//! earliest deadline d = v + request/weight sends, until its next frame exceeds the rest of its
-//! request. Then it makes another request. A request must not be shorter than its frame: the client
-//! would be admitted before others and then delay them. In a test with sixty clients and large
-//! segments, a client with half the link lagged by 400 KB.
+//! A client is eligible if v <= V, i.e. if it is not ahead of its share. The eligible client with
+//! the earliest deadline d = v + request/weight sends, until its next frame exceeds the rest of its
+//! request. Then it makes another request. A request must not be shorter than its frame. Otherwise
+//! the client would be admitted before others and then delay them. In a test with sixty clients and
+//! large segments, a client with half the link then lagged by 400 KB.
 //!
 //! A client that runs empty keeps its account, with a lag of at most 64 KiB, until it has frames
-//! again or all clients were idle. Time without frames gives no credit. However, a client with
-//! short frames and a short queue runs empty in each request while its next frames are on their
-//! way. Without its account it got 7 % of its share beside 40 clients with large segments. When a
-//! client with a lead or lag leaves, V moves so that the accounts of the others stay exact.
+//! again or all clients were idle. Time without frames gives no credit.
+//!
+//! The account is kept because a client with short frames and a short queue runs empty in each
+//! request while its next frames are on their way. Without its account, such a client got 7 % of
+//! its share beside 40 clients with large segments. When a client with a lead or lag leaves, V
+//! moves so that the accounts of the others stay exact.
 //!
 //! # Example
 //!
-//! A test: with weights 1, 1, 2 and frames of one request, the clients send 2, 2 and 4 of 8 frames.
-//! The third client is never more than two frames ahead of its half.
+//! In a test with weights 1, 1, 2 and frames of one request, the clients send 2, 2 and 4 of 8
+//! frames. The third client is never more than two frames ahead of its half.
 //!
 //! # Cost
 //!
-//! O(log n) per request, in two heaps. Nothing is allocated after construction. A lead or lag is
-//! shorter than the longest request, plus 64 KiB for a client that was idle.
+//! A request takes O(log n), in two heaps. Nothing is allocated after construction. A lead or lag
+//! is shorter than the longest request, plus 64 KiB for a client that was idle.
 
 use penstock_units::Weight;
 
@@ -54,20 +56,20 @@ use crate::discipline::{Discipline, QUANTUM};
 use crate::heap::SlotHeap;
 
 const SHIFT: u32 = 32;
-/// Most bytes that a client without frames is owed: one segment that was admitted before it.
+/// Most bytes by which a client without frames may lag: one segment that was admitted before it.
 const OWED_MAX: u32 = 65_536;
-/// Longer than any frame. A larger charge counts as this.
+/// A bound above the length of any frame. A larger charge counts as this.
 const BYTES_MAX: u32 = 1 << 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Absent,
     Idle,
-    /// In the heap of clients that are ahead, by v.
+    /// The client is in the heap of clients that are ahead, ordered by v.
     Ahead,
-    /// In the heap of eligible clients, by deadline.
+    /// The client is in the heap of eligible clients, ordered by deadline.
     Eligible,
-    /// Sends its current request.
+    /// The client sends its current request.
     Current,
 }
 
@@ -77,7 +79,7 @@ struct Client {
     weight: u64,
     /// Length of the next frame in bytes.
     head: u32,
-    /// Virtual time v.
+    /// Virtual time v of the client.
     time: u128,
     /// Deadline d of the current request.
     deadline: u128,
@@ -93,7 +95,7 @@ impl Client {
         (u64::from(bytes.min(BYTES_MAX)) << SHIFT) / self.weight
     }
 
-    /// Starts a request for the next frame and those that fit in with it.
+    /// Starts a request for the next frame and the following frames that fit into it.
     fn request(&mut self) {
         self.deadline = self.time + u128::from(self.worth(self.head.max(QUANTUM)));
     }
@@ -119,7 +121,7 @@ pub struct Eevdf {
 }
 
 impl Eevdf {
-    /// No clients yet, with room for slots 0 to `slots` - 1.
+    /// A discipline without clients, with room for slots 0 to `slots` - 1.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         let absent = Client {
@@ -155,7 +157,8 @@ impl Eevdf {
         }
     }
 
-    /// Moves V for a client that enters the mean (`with`) or leaves it. Exact to 2^-32 byte.
+    /// Moves V for a client that enters the mean (`with`) or leaves it. The result is exact to
+    /// 2^-32 byte.
     fn shift_mean(&mut self, slot: usize, with: bool) {
         let client = &self.clients[slot];
         let (weight, weights) = (u128::from(client.weight), u128::from(self.weights));
@@ -349,7 +352,7 @@ mod tests {
                 apart * i128::from(c.weight)
             };
             let sum: i128 = eevdf.clients.iter().map(lag).sum();
-            // In bytes. The rounding of the mean is one unit per weight.
+            // The sum is converted to bytes. The rounding of the mean is one unit per weight.
             assert!((sum >> SHIFT).abs() <= 1, "{sum}");
         }
     }
@@ -362,8 +365,8 @@ mod tests {
         eevdf.backlogged(1, QUANTUM);
         let order: Vec<_> = (0..20).map(|_| send(&mut eevdf, QUANTUM)).collect();
         assert_eq!(order.iter().filter(|s| **s == 1).count(), 10, "{order:?}");
-        // Client 0 sends 16 requests at once, runs empty and returns. Client 1 goes first for as
-        // long.
+        // Client 0 sends 16 requests at once, runs empty and returns. Client 1 then sends first,
+        // for as long as client 0 did.
         while eevdf.pick() != Some(0) {
             send(&mut eevdf, QUANTUM);
         }
@@ -374,7 +377,7 @@ mod tests {
         assert_eq!(order, [1; 15]);
     }
 
-    /// One client with a single frame at a time beside others with long requests: it runs empty
+    /// One client has a single frame at a time, beside others with long requests. It runs empty
     /// each time.
     #[test]
     fn a_client_that_runs_empty_while_behind_keeps_its_share() {

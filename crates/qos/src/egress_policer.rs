@@ -1,9 +1,10 @@
-//! EgressPolicer towards VMs: a tenant's contract and the parts of its VMs, in bytes and in frames.
+//! EgressPolicer towards VMs: limits a tenant to its contract and its VMs to their parts, in bytes
+//! and in frames.
 //!
 //! # Problem
 //!
-//! The switch cannot slow down traffic that arrives from outside. It must drop what exceeds the
-//! contract as early as possible. A timer per bucket would cost more than the frames.
+//! The switch cannot slow down traffic that arrives from outside. It must drop the traffic above
+//! the contract as early as possible. A timer per bucket would cost more than the frames.
 //!
 //! # Source
 //!
@@ -11,22 +12,23 @@
 //!
 //! # Approach
 //!
-//! A bucket has a level c and a depth m, in parts of a byte (1/8,000,000,000) or of a frame
-//! (1/1,000,000,000), so that a rate r yields exactly r parts in a nanosecond. When a frame arrives
-//! at t, c = min(m, c + (t - t_r) r) and t_r = t, where t_r is the time of the last refill. The
-//! frame passes if every bucket that must pay covers it; then all of them pay. Otherwise none pays.
-//! A frame longer than a bucket's depth passes if the bucket is full, which then goes into debt.
+//! A bucket has a level c and a depth m. Both are in parts of a byte (1/8,000,000,000) or of a
+//! frame (1/1,000,000,000), so that a rate r yields exactly r parts in a nanosecond. When a frame
+//! arrives at t, c = min(m, c + (t - t_r) r) and t_r = t, where t_r is the time of the last refill.
+//! The frame passes if every bucket that must pay covers it. All of these buckets then pay.
+//! Otherwise none pays. A frame longer than a bucket's depth passes if the bucket is full, and the
+//! bucket then goes into debt.
 //!
 //! The tenant's buckets must always cover a frame. Under [`Sharing::Strict`], the VM's buckets must
-//! too. Under [`Sharing::Borrow`], a VM above its part uses what its siblings leave: the frame
-//! passes while the tenant's bucket is more than half full. The lower half is reserved for the
-//! siblings. Within their parts, and with bursts of up to half the tenant's depth in total, the
-//! borrower never empties it for them.
+//! cover it too. Under [`Sharing::Borrow`], a VM above its part uses the bandwidth that its
+//! siblings leave: the frame passes while the tenant's bucket is more than half full. The lower
+//! half is reserved for the siblings. If the siblings stay within their parts, with bursts of up to
+//! half the tenant's depth in total, the borrower never empties the bucket for them.
 //!
 //! # Example
 //!
-//! A test: 1,000 frames/s, depth 50, 60 s idle, then a flood of 10 s. 10,049 frames pass of 50 +
-//! 10,000 due. The formula as printed would pass 70,049.
+//! In a test with 1,000 frames/s and depth 50, a flood of 10 s follows 60 s of silence. 10,049
+//! frames pass, where 50 + 10,000 are permitted. By the formula as printed, 70,049 would pass.
 //!
 //! # Departures
 //!
@@ -37,14 +39,14 @@
 //! # Bounds
 //!
 //! Over any time t, at most max(depth, one frame) + rate × t passes for a tenant and for a strict
-//! VM. Several threads may police one VM or tenant, as with [`crate::policer`]. If two of them pay
-//! at the same moment, one may be refused although tokens were available. They never overspend.
+//! VM. Several threads may police one VM or tenant, as with [`crate::policer`]. If two threads pay
+//! at the same moment, one frame may be refused although tokens were available. The threads never
+//! overspend.
 //!
 //! # Cost
 //!
-//! Up to four refills (a multiplication each) and as many compare-and-swaps for a batch that passes
-//! as a whole, otherwise for each frame. There are no timers and no allocations.
-//! many compare-and-swaps; else so much a frame. No timer, no allocation.
+//! A batch that passes as a whole takes up to four refills (a multiplication each) and as many
+//! compare-and-swaps. Otherwise each frame takes this many. There are no timers and no allocations.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -58,21 +60,21 @@ use crate::policer::{DEPTH_MAX, PACKETS_MAX, RATE_MAX, Size};
 /// above [`DEPTH_MAX`] are reduced to these limits. A depth of 0 counts as 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Terms {
-    /// Rate in bits of frames per second and burst in bytes; `None` for no limit.
+    /// Rate in bits of frames per second and burst in bytes. `None` for no limit.
     pub bytes: Option<(BitsPerSecond, u32)>,
-    /// Rate in frames per second and burst in frames; `None` for no limit.
+    /// Rate in frames per second and burst in frames. `None` for no limit.
     pub frames: Option<(PacketsPerSecond, u32)>,
-    /// Bytes counted in addition for each frame; 4 to include the FCS.
+    /// Bytes added to the length of each frame, such as 4 for the FCS.
     pub per_frame: u8,
 }
 
-/// What a VM above its part may use of its tenant's contract.
+/// Which bandwidth of its tenant's contract a VM may use above its part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// Nothing beyond its own part.
+    /// The VM may use nothing beyond its own part.
     #[default]
     Strict,
-    /// What its siblings leave.
+    /// The VM may use the bandwidth that its siblings leave.
     Borrow,
 }
 
@@ -81,16 +83,16 @@ pub enum Sharing {
 pub enum Policed {
     /// Deliver the frame to its VM.
     Pass,
-    /// Drop: the VM exceeds its part.
+    /// The frame is dropped because the VM exceeds its part.
     AboveVm,
-    /// Drop: the tenant exceeds its contract.
+    /// The frame is dropped because the tenant exceeds its contract.
     AboveTenant,
 }
 
 /// A bucket and its rate.
 #[derive(Debug)]
 struct Filled {
-    /// Parts per nanosecond.
+    /// Rate in parts per nanosecond.
     rate: u64,
     bucket: Bucket,
 }
@@ -124,7 +126,7 @@ impl Meter {
         Self { terms, at: AtomicU64::new(0), bytes, frames }
     }
 
-    /// A meter with new terms. Tokens that were spent stay spent.
+    /// A meter with new terms. Spent tokens stay spent.
     #[must_use]
     pub fn changed(&self, terms: Terms) -> Self {
         let new = Self::new(terms);
@@ -168,7 +170,7 @@ impl Meter {
         [parts(bytes, PARTS_OF_BYTE), parts(size.frames.into(), PARTS_OF_FRAME)]
     }
 
-    /// Pays from both buckets with `take`, or from none.
+    /// Pays from both buckets with `take`, or from neither.
     fn pay(&self, size: Size, take: impl Fn(&Bucket, i64) -> bool) -> bool {
         let [bytes, frames] = self.parts(size);
         if let Some(filled) = &self.bytes
@@ -202,38 +204,38 @@ impl Meter {
 #[derive(Debug)]
 pub struct EgressPolicer {
     vm: Meter,
-    /// Meter that all VMs of the tenant share.
+    /// Meter that all VMs of the tenant share. `None` without a contract.
     tenant: Option<Arc<Meter>>,
     sharing: Sharing,
 }
 
 impl EgressPolicer {
-    /// EgressPolicer of a VM under its tenant's contract, if there is one.
+    /// EgressPolicer of a VM, under its tenant's contract if there is one.
     #[must_use]
     pub const fn new(vm: Meter, tenant: Option<Arc<Meter>>, sharing: Sharing) -> Self {
         Self { vm, tenant, sharing }
     }
 
-    /// The VM's part.
+    /// Terms and buckets of the VM's part.
     #[must_use]
     pub const fn vm(&self) -> &Meter {
         &self.vm
     }
 
-    /// The tenant's contract.
+    /// Terms and buckets of the tenant's contract. `None` without a contract.
     #[must_use]
     pub const fn tenant(&self) -> Option<&Arc<Meter>> {
         self.tenant.as_ref()
     }
 
-    /// What the VM may use above its part.
+    /// The bandwidth that the VM may use above its part.
     #[must_use]
     pub const fn sharing(&self) -> Sharing {
         self.sharing
     }
 
-    /// Adds the tokens earned up to `now`. All threads must use the same clock. An earlier time
-    /// than the last one is ignored.
+    /// Adds the tokens earned up to `now`. All threads must use the same clock. A time before the
+    /// last one is ignored.
     #[inline]
     pub fn refill(&self, now: Nanos) {
         self.vm.refill(now);
@@ -247,7 +249,7 @@ impl EgressPolicer {
         let within = self.vm.pay(size, Bucket::take);
         match &self.tenant {
             None if within => Policed::Pass,
-            // Without a contract there is nothing to borrow.
+            // Without a contract there is no bandwidth to borrow.
             None => Policed::AboveVm,
             Some(_) if !within && self.sharing == Sharing::Strict => Policed::AboveVm,
             Some(tenant) if within => {
@@ -269,7 +271,8 @@ impl EgressPolicer {
     /// Passes all frames of a batch if each of them would pass. Otherwise it charges nothing.
     #[inline]
     pub fn all_pass(&self, sum: Size) -> bool {
-        // A sum longer than a bucket's depth is refused here: a single frame could pass alone.
+        // A sum longer than a bucket's depth is refused here, because the exception for a full
+        // bucket is for single frames.
         let covered = self.vm.covers(sum) && self.tenant.as_ref().is_none_or(|t| t.covers(sum));
         covered && self.arrive(sum) == Policed::Pass
     }
@@ -318,17 +321,18 @@ mod tests {
         policer.arrive(size)
     }
 
-    /// Number of frames that pass of a flood from `from` to `to`, with a frame every 100 µs.
+    /// Number of frames that pass in a flood from `from` to `to`, with a frame every 100 µs.
     fn flood(policer: &EgressPolicer, from: u64, to: u64) -> u64 {
         let times = (from * 10_000..to * 10_000).map(|n| n * 100_000);
         times.filter(|now| arrive(policer, FRAME, *now) == Policed::Pass).count() as u64
     }
 
-    /// FS-VDE Eq. (3) as printed passes 70,049 frames of this flood. 50 + 1,000/s × 10 s are due.
+    /// FS-VDE Eq. (3) as printed passes 70,049 frames of this flood. 50 + 1,000/s × 10 s are
+    /// permitted.
     #[test]
     fn sixty_idle_seconds_earn_no_more_than_the_depth() {
         assert_eq!(flood(&alone(frames(1_000, 50)), 60, 70), 10_049);
-        // As printed: c' = min(floor((t - t_r) r), m - c), c += c', t_r += c'/r. Here r is one
+        // As printed, c' = min(floor((t - t_r) r), m - c), c += c', t_r += c'/r. Here r is one
         // token per millisecond.
         let (mut level, mut refilled, mut passed) = (50, 0, 0);
         for now in (600_000..700_000).map(|n| n * 100) {
@@ -382,7 +386,7 @@ mod tests {
         assert_eq!(flood(&bed(Sharing::Strict)[0], 0, 10), 5_009);
         let alone = flood(&bed(Sharing::Borrow)[0], 0, 10);
         assert!((10_000..=10_040).contains(&alone), "{alone}");
-        // The sibling sends its part: a frame every 2 ms.
+        // The sibling sends its full part: a frame every 2 ms.
         let [borrower, sibling] = bed(Sharing::Borrow);
         let (mut flooded, mut lost) = (0, 0);
         for n in 0..100_000_u64 {

@@ -18,7 +18,7 @@
 //!
 //! # Approach
 //!
-//! Units with tokens are *ready* and stand in the queue of their class. Units without tokens are
+//! Units with tokens are *ready* and wait in the queue of their class. Units without tokens are
 //! *waiting* until a refill gives their port tokens. A decision visits the ready queues from class
 //! 1 on and takes the first unit that has frames. Within a class the order is first in, first out:
 //! a unit that was looked at or ran goes to the end. Thus no class runs while an earlier one has
@@ -26,17 +26,17 @@
 //!
 //! Two policies treat units without frames:
 //!
-//! - [`Readiness::Pending`] is Penstock's own. A look costs no more than reading a word, so each
-//!   decision looks at every ready unit of a class before the next class.
-//! - [`Readiness::Demotion`] is the paper's (§IV-B.3), for units that cannot be asked. A unit that
-//!   sent nothing in [`DEMOTE_AFTER`] loops in a row falls by one class. It returns to its own
-//!   class as soon as it sends. A loop is a decision in which the unit was looked at. A decision
-//!   looks at a unit at most once.
+//! - [`Readiness::Pending`] is Penstock's own policy. A look costs no more than reading a word, so
+//!   each decision looks at every ready unit of a class before the next class.
+//! - [`Readiness::Demotion`] is the paper's policy (§IV-B.3), for units that do not show whether
+//!   frames wait. A unit that sent nothing in [`DEMOTE_AFTER`] loops in a row falls by one class.
+//!   It returns to its own class as soon as it sends. A loop is a decision in which the unit was
+//!   looked at. A decision looks at a unit at most once.
 //!
 //! # Example
 //!
-//! A test: units 1 and 2 are in class 1, unit 3 in class 3, and all have frames. The order is 1, 2,
-//! 1, 2, … until both run out of tokens, then 3. When a refill releases unit 2, it is next.
+//! In a test, units 1 and 2 are in class 1, unit 3 is in class 3, and all have frames. The order is
+//! 1, 2, 1, 2, … until both run out of tokens, then 3. When a refill releases unit 2, it is next.
 //!
 //! # Starvation
 //!
@@ -44,31 +44,31 @@
 //!
 //! # Departures
 //!
-//! None. The paper does not say after how many loops a unit is demoted; here it is 3.
+//! There are no departures. The paper does not say after how many loops a unit is demoted.
 //!
 //! # Cost
 //!
 //! A decision takes one look at each ready unit without frames in earlier classes, plus O(1). A
-//! release looks at as many units as the caller says, [`RELEASE_MOST`] after a refill. Queues are
-//! lists in one array, so nothing is allocated after the start.
+//! release looks at as many units as the caller requests. After a refill this number is
+//! [`RELEASE_MOST`]. Queues are lists in one array, so nothing is allocated after construction.
 
 use penstock_units::Priority;
 
 /// Consecutive decisions that found no frames at a unit before it falls by a class.
 pub const DEMOTE_AFTER: u8 = 3;
 
-/// Units without tokens that a refill checks. The bound keeps the cost of a refill independent of
-/// their number. It is as many units as can run a batch in one or two refill intervals, so no unit
-/// waits longer because of it.
+/// Maximum number of units without tokens that a refill checks. The cost of a refill therefore does
+/// not depend on the number of such units. In one or two refill intervals, no more units than this
+/// can run a batch, so no unit waits longer because of the bound.
 pub const RELEASE_MOST: usize = 32;
 
 /// How units without frames are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Readiness {
-    /// They keep their class; a decision looks at them and goes on.
+    /// Units without frames keep their class. A decision looks at them and goes on.
     #[default]
     Pending,
-    /// They fall through the classes (C2QoS §IV-B.3).
+    /// Units without frames fall through the classes (C2QoS §IV-B.3).
     Demotion,
 }
 
@@ -95,15 +95,15 @@ const NIL: u32 = u32::MAX;
 struct Node {
     next: u32,
     previous: u32,
-    /// Decision in which the unit was last looked at; for demotion.
+    /// Decision in which the unit was last looked at. Only demotion uses it.
     looked_in: u32,
     /// Number of the queue that the unit is in.
     queue: u8,
     /// Configured class, from 0.
     class: u8,
-    /// Class that the unit runs in. Higher than `class` after demotion.
+    /// Class that the unit runs in. After demotion, the number is higher than `class`.
     effective: u8,
-    /// Consecutive decisions that found no frames.
+    /// Consecutive decisions that found no frames at the unit.
     empty: u8,
 }
 
@@ -119,8 +119,8 @@ struct Queue {
 pub struct Candidate {
     /// Slot of the unit.
     pub slot: usize,
-    /// Whether the worker may now notify others of earlier work: the unit's class is above the last
-    /// one, or every unit of the last class has been looked at.
+    /// Whether the worker may now send its pending notifications of earlier work. True if the
+    /// unit's class is above the last class, or if every unit of the last class has been looked at.
     pub ends_round: bool,
 }
 
@@ -130,23 +130,23 @@ pub struct BatchScheduler {
     nodes: Box<[Node]>,
     queues: [Queue; CLASSES + 1],
     readiness: Readiness,
-    /// Number of units.
     len: u32,
     /// Bitmap of classes with a ready unit; bit 0 is class 1.
     occupied: u8,
-    /// The class of the current decision, and how many of its units remain to look at.
+    /// The class of the current decision. The next field is the number of its units that remain to
+    /// be looked at.
     class: u8,
     left: u32,
-    /// Number of the current decision; for demotion.
+    /// Number of the current decision. Only demotion uses it.
     sweep: u32,
     /// Units of the last class looked at since its round began.
     round: u32,
-    /// Position of [`Self::next_glance`].
+    /// Position from which [`Self::next_glance`] continues.
     glance: u32,
 }
 
 impl BatchScheduler {
-    /// Room for `slots` units, none of them joined.
+    /// A scheduler with room for `slots` units, without units.
     #[must_use]
     pub fn new(slots: usize, readiness: Readiness) -> Self {
         let node = Node {
@@ -214,9 +214,9 @@ impl BatchScheduler {
         }
     }
 
-    /// The next unit to look at in this decision; `None` if all were looked at. The unit moves to
-    /// the end of its class. The caller reports [`Self::ran`] if it ran a batch and [`Self::hold`]
-    /// if it has no tokens.
+    /// The next unit to look at in this decision. `None` if all were looked at. The unit moves to
+    /// the end of its class. The caller reports [`Self::ran`] if the unit ran a batch and
+    /// [`Self::hold`] if its port has no tokens.
     #[inline]
     pub fn next_look(&mut self) -> Option<Candidate> {
         match self.readiness {
@@ -249,7 +249,7 @@ impl BatchScheduler {
             let (slot, sweep) = (candidate.slot, self.sweep);
             let node = &mut self.nodes[slot];
             if node.looked_in == sweep {
-                // Its look in this decision demoted it to this class.
+                // The look in this decision demoted the unit to this class.
                 continue;
             }
             node.looked_in = sweep;
@@ -305,9 +305,9 @@ impl BatchScheduler {
         }
     }
 
-    /// Checks the first `most` waiting units after a refill. Units for which `has_tokens` is true
-    /// become ready, in the order in which they were held. Units that were not checked come first
-    /// next time. Returns how many became ready.
+    /// Checks the first `most` waiting units after a refill. A unit becomes ready if `has_tokens`
+    /// is true for it, in the order in which units were held. Units that were not checked are
+    /// checked first next time. Returns the number of units that became ready.
     pub fn release(&mut self, most: usize, mut has_tokens: impl FnMut(usize) -> bool) -> usize {
         let all = self.waiting() <= most;
         let mut released = 0;
@@ -369,7 +369,8 @@ impl BatchScheduler {
         self.queues[usize::from(WAITING)].len as usize
     }
 
-    /// The class that a unit runs in now, and whether it is ready; `None` if the slot has no unit.
+    /// The class that a unit runs in now, and whether the unit is ready. `None` if the slot has no
+    /// unit.
     #[must_use]
     pub fn state(&self, slot: usize) -> Option<(Priority, bool)> {
         let node = self.nodes.get(slot).filter(|node| node.queue != ABSENT)?;
@@ -518,7 +519,7 @@ mod tests {
     }
 
     /// C2QoS §IV-B.3 counts loops, and a decision is a loop. A silent unit keeps its class in the
-    /// first decision, regardless of other units.
+    /// first decision, regardless of the number of other units.
     #[test]
     fn one_decision_is_one_loop_however_few_units_there_are() {
         for others in 0..3 {
@@ -550,7 +551,8 @@ mod tests {
         assert!(hbs.is_empty() && hbs.state(0).is_none());
     }
 
-    /// A release checks a bounded number of waiting units, and all of them in turn.
+    /// A release checks a bounded number of waiting units. Several releases check all of them in
+    /// turn.
     #[test]
     fn a_release_is_bounded_and_leaves_nobody_out() {
         let mut hbs = BatchScheduler::new(10, Readiness::Pending);

@@ -54,7 +54,7 @@ impl SlotHeap {
         let at = at as usize;
         self.heap.swap_remove(at);
         if at < self.heap.len() {
-            // The last item now stands here. It may have to move up or down.
+            // The last item is now at `at`. It may have to move up or down.
             self.rise(at);
             self.sink(at);
         }

@@ -2,11 +2,11 @@
 //!
 //! # Problem
 //!
-//! A latency class is worth what can be promised for it before anything is measured.
+//! A latency class is useful only if a bound can be promised for it before any measurement.
 //!
 //! # Source
 //!
-//! C2QoS §IV-B.2: `(N1 k1 + N2 k2 + ... + Nn) c`, where the paper leaves `k` open.
+//! C2QoS §IV-B.2 gives `(N1 k1 + N2 k2 + ... + Nn) c`. The paper leaves `k` open.
 //!
 //! # Quantities
 //!
@@ -15,63 +15,67 @@
 //!
 //! # Scope
 //!
-//! The bound holds for a port with a bucket that stays within it: in any time `t`, its frames cost
-//! at most its depth (less one refill) plus its rate times `t`. Such a port never waits for tokens.
-//! For a port without a bucket, it holds for a frame with less than a batch before it. The traffic
-//! of other ports does not matter.
+//! The bound holds for a port with a bucket that stays within it. In any time `t`, the port's
+//! frames then cost at most its depth (less one refill) plus its rate times `t`. Such a port never
+//! waits for tokens. For a port without a bucket, the bound holds for a frame with less than a
+//! batch before it. The traffic of other ports does not matter.
 //!
 //! # Approach
 //!
 //! Three kinds of work come before the end of the frame's batch:
 //!
-//! 1. *Begun*: a batch that had already started, of its own port or of a lower class.
-//! 2. *Beside*: rounds in which every unit of the class runs a batch. There are as many rounds as
-//!    its port needs batches for what it may put into its ring at once.
-//! 3. *Above*: what tokens allow the classes above. When these last had no work with tokens, none
-//!    had more than a full bucket. They may spend that, each get one batch into debt, and spend
-//!    what one refill and later generation bring. They had the core to themselves until the frame
-//!    came, so no more is left than if they had started at its arrival.
+//! 1. *Begun*: a batch that had already started, of the frame's own port or of a lower class.
+//! 2. *Beside*: rounds in which every unit of the class runs a batch. The number of rounds is the
+//!    number of batches that the port needs for all frames that it may put into its ring at once.
+//! 3. *Above*: work for which the classes above have tokens. When these classes last had no work
+//!    with tokens, none of their buckets was more than full. They may spend these tokens, get one
+//!    batch each into debt, and spend the tokens of one refill and of later generation. They had
+//!    the core to themselves until the frame came. No more of their work is therefore left than if
+//!    it had started when the frame arrived.
 //!
 //! If a fraction `rho` of the capacity is generated for the classes above, the wait is the sum
-//! divided by `1 - rho`. Ports of other workers that hand over frames count as above, because their
-//! batches alternate with local ones regardless of class.
+//! divided by `1 - rho`. Ports of other workers that hand frames over count as above, because their
+//! batches alternate with local batches regardless of class.
 //!
-//! Ports above get what they bought and, if they are `minmax`, a part of what others leave:
+//! Ports above get the cycles that they purchased. If they are `minmax`, they also get a part of
+//! the cycles that others leave:
 //!
-//! - [`Surplus::Shared`]: the ports not above use what they bought. Ports above share unsold cycles
-//!   by weight.
-//! - [`Surplus::Left`]: no other port sends. Ports above get everything except what is generated
-//!   for the port itself. They may notice its frames only after all units were glanced at.
+//! - [`Surplus::Shared`]: the ports that are not above use all cycles that they purchased. Ports
+//!   above share unsold cycles by weight.
+//! - [`Surplus::Left`]: no other port sends. Ports above get all cycles except those generated for
+//!   the port itself. The worker may notice the port's frames only after it glanced at all units.
 //!
 //! Both are equal if no port above is `minmax`.
 //!
 //! # Example
 //!
-//! A test: 1 GHz, batches of 10,000 cycles, two ports in class 1 with 20 % each, one in class 2
-//! with 10 %, depth 20,000, refills every 50 µs, all strict. A port of class 1 may put 10,000
-//! cycles into its ring at once, which takes two batches: 10 µs begun and 2 rounds of 20 µs give 50
-//! µs. Class 2 also needs two batches: 10 µs begun, 2 rounds of 10 µs and 2 × (20 + 10 + 10) µs
-//! above give 110 µs. Divided by 0.6, this is 183 µs.
+//! A test has a core of 1 GHz, batches of 10,000 cycles, a depth of 20,000 and refills every 50 µs.
+//! Two ports in class 1 have 20 % each, and one in class 2 has 10 %. All are strict. A port of
+//! class 1 may put 10,000 cycles into its ring at once, which takes two batches. 10 µs begun and 2
+//! rounds of 20 µs give 50 µs.
+//!
+//! Class 2 also needs two batches. 10 µs begun, 2 rounds of 10 µs and 2 × (20 + 10 + 10) µs above
+//! give 110 µs. Divided by 0.6, this is 183 µs.
 //!
 //! # Limits
 //!
 //! The bound does not cover the following:
 //!
 //! - A port without a bucket, in the same or a later class, that uses more than the unsold cycles.
-//!   Less is then generated than was bought (see [`crate::c2tb`]), and a port within its bucket may
-//!   have to wait for tokens.
+//!   Fewer cycles are then generated than were sold (see [`crate::c2tb`]), and a port within its
+//!   bucket may have to wait for tokens.
 //! - Time in which the kernel or control had the core.
 //! - The time to wake a resting queue pair.
 //! - Everything after the batch: the link and the receiver.
 //!
 //! # Departures
 //!
-//! The paper's `k` is computed. The batch that had begun and a burst of the port's own are
-//! included.
+//! The paper's `k` is computed. The bound includes the batch that had begun and a burst of the
+//! port's own frames.
 //!
 //! # Cost
 //!
-//! O(ports) per query.
+//! A query takes O(ports).
 
 use core::fmt;
 
@@ -85,7 +89,7 @@ pub const BATCH_FRAMES: u32 = 32;
 /// Longest batch of a port below the worker's first class. A full batch is shorter at nearly all
 /// frame sizes, so this costs no throughput.
 pub const LOWER_CLASS: Nanos = Nanos::from_micros(5);
-/// Units that a worker glances at with each refill.
+/// Units that a worker glances at after each refill.
 pub const GLANCES: u32 = 4;
 
 /// Cost of a port's largest permitted batches.
@@ -98,7 +102,7 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Computes the costs of a profile's batches from the model. `whole` says that the port is in
+    /// Computes the costs of a profile's batches from the model. `whole` is true if the port is in
     /// the worker's first class. The most expensive batch includes the spread of the measurements.
     #[must_use]
     pub fn modelled(
@@ -151,24 +155,25 @@ impl Batches {
     }
 }
 
-/// Number of frames, at `per_frame` cycles each, that fit into `time`; from 1 to a full batch.
+/// Number of frames, at `per_frame` cycles each, that fit into `time`. The result is 1 to a full
+/// batch.
 fn frames_in(time: Nanos, core: TscRate, per_frame: f64) -> u32 {
     let fit = to_f64(core.to_cycles(time).0) / per_frame.max(1.0);
     (1..=BATCH_FRAMES).rev().find(|frames| f64::from(*frames) <= fit).unwrap_or(1)
 }
 
-/// A port that has queue pairs on the worker, or hands frames over to it.
+/// A port that has queue pairs on the worker, or hands frames over to the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Class of the port. Equal for all ports if the worker ignores classes.
     pub class: Priority,
-    /// Number of its queue pairs on the worker.
+    /// Number of the port's queue pairs on the worker.
     pub units: u32,
-    /// Whether its queue pairs are on other workers, which hand its frames over.
+    /// Whether the port's queue pairs are on other workers, which hand its frames over.
     pub elsewhere: bool,
-    /// Cost of its batches.
+    /// Cost of the port's batches.
     pub batches: Batches,
-    /// Terms of its bucket on the worker; `None` without a bucket.
+    /// Terms of the port's bucket on the worker. `None` without a bucket.
     pub bucket: Option<Terms>,
 }
 
@@ -178,21 +183,21 @@ impl Member {
     }
 }
 
-/// What the bound needs to know of a worker.
+/// Parameters of a worker for the bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Core {
-    /// Cycles per second that it may spend on frames.
+    /// Cycles per second that the worker may spend on frames.
     pub capacity: CyclesPerSecond,
     /// Time between two refills.
     pub refill: Nanos,
 }
 
-/// What ports above get of unsold or unused cycles.
+/// Part of the unsold or unused cycles that ports above get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Surplus {
-    /// Their part of unsold cycles, because all others use what they bought.
+    /// They get their part of the unsold cycles, because all other ports use their purchases.
     Shared,
-    /// All of them, because no other port sends.
+    /// They get all unused cycles, because no other port sends.
     Left,
 }
 
@@ -201,15 +206,15 @@ pub enum Surplus {
 pub struct Bound {
     /// Time from the arrival in the ring to the end of the batch.
     pub wait: Nanos,
-    /// Batches of its own port up to and including the frame's.
+    /// Number of batches of the port up to and including the frame's batch.
     pub rounds: u64,
     /// Cost of the batch that had begun.
     pub begun: Cycles,
-    /// Cost of the batches of its class, including its own.
+    /// Cost of the batches of the port's class, including its own.
     pub beside: Cycles,
     /// Cycles that ports above have in their buckets, may owe, and get with one refill.
     pub above: Cycles,
-    /// Cycles per second generated for ports above meanwhile.
+    /// Cycles per second generated for ports above during the wait.
     pub above_rate: CyclesPerSecond,
 }
 
@@ -220,7 +225,7 @@ pub enum Unbounded {
     Free(usize),
     /// Ports above may use the whole core.
     Full,
-    /// The port's turns bring less than it bought.
+    /// The port's turns bring fewer cycles than it purchased.
     Slow,
     /// There is no such port on the worker.
     Absent,
@@ -240,7 +245,7 @@ impl fmt::Display for Unbounded {
 /// The longest wait of a frame of `members[of]` until the end of its batch.
 ///
 /// # Errors
-/// There is no bound, for the returned reason.
+/// Returns the reason if there is no bound.
 pub fn worst_case(
     core: &Core,
     members: &[Member],
@@ -260,7 +265,8 @@ pub fn worst_case(
     let mut rounds = 1;
     if let Some(terms) = &own.bucket {
         let rate = u128::from(terms.entitlement.0);
-        // What the port may put into its ring at once, and the number of batches for it.
+        // `burst` is the work that the port may put into its ring at once. The number of batches
+        // follows from it.
         let burst = u128::from(terms.depth.0).saturating_sub(per(rate, core.refill));
         rounds = burst / least + 1;
         // A round takes round / left seconds. Meanwhile rate × round / left cycles of frames
@@ -284,10 +290,11 @@ pub fn worst_case(
     })
 }
 
-/// The bound of a class: the longest of its ports, and the index of that port.
+/// The bound of a class: the longest bound of its ports, and the index of that port.
 ///
 /// # Errors
-/// A port of the class has no bound; [`Unbounded::Absent`] if the class has no port here.
+/// Returns the reason if a port of the class has no bound, and [`Unbounded::Absent`] if the class
+/// has no port here.
 pub fn of_class(
     core: &Core,
     members: &[Member],
@@ -308,11 +315,11 @@ pub fn of_class(
 
 /// Work that may come from ports above.
 struct Above {
-    /// Cycles in buckets, owed, and from one refill.
+    /// Cycles in buckets, cycles of permitted debt, and cycles from one refill.
     work: u128,
-    /// Cycles per second generated for them.
+    /// Cycles per second generated for the ports above.
     rate: u128,
-    /// Refills until tokens of a port are no longer considered unused.
+    /// Number of refills until a port's tokens are no longer considered unused.
     late: u32,
 }
 

@@ -1,10 +1,10 @@
-//! Quality of service as pure algorithms: how much each client may have, and which client is served
-//! next.
+//! Quality of service as pure algorithms: how much capacity each client may use, and which client
+//! is served next.
 //!
 //! Nothing here reads a clock. Time is an argument, so the same code runs on a core, in the
-//! simulator and in property tests. Whatever a worker calls allocates only during setup. The worker
-//! of `penstock-dataplane` uses most modules. The control plane uses those whose answers are needed
-//! once or every second: `cost_model`, `admission` and `learner`.
+//! simulator and in property tests. Code that a worker calls allocates only during setup. The
+//! worker of `penstock-dataplane` uses most modules. The control plane uses the modules with
+//! answers that are needed once or every second: `cost_model`, `admission` and `learner`.
 //!
 //! # Sources
 //!

@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! Clouds sell such limits today. They are the baseline for cycle buckets (C2QoS §II), and they
-//! assist them while a link is the bottleneck (§VII).
+//! Clouds sell limits in bits or frames per second. These limits are the baseline for cycle buckets
+//! (C2QoS §II). They also assist cycle buckets while a link is the bottleneck (§VII).
 //!
 //! # Source
 //!
@@ -13,48 +13,51 @@
 //!
 //! A bucket's level is counted in parts. A rate of R per second yields exactly R parts in a
 //! nanosecond: a part is 1/8,000,000,000 byte for bits per second, or 1/1,000,000,000 frame for
-//! frames per second. No refill rounds, so no remainder has to be carried. A refill adds the time
-//! since the last one, up to the depth. A frame that the level covers is paid for and passes.
+//! frames per second. No refill rounds, so no remainder has to be carried over. A refill adds the
+//! parts for the time since the last refill, up to the depth. If the level covers a frame, the
+//! frame is paid for and passes.
 //!
-//! - srTCM: what overflows the committed bucket goes to the excess bucket. A frame is green if the
-//!   committed bucket pays, yellow if the excess bucket pays, else red.
-//! - trTCM: a frame is red if the peak bucket cannot pay, yellow if the committed one cannot.
-//!   Otherwise it is green and both pay.
+//! - srTCM: tokens that overflow the committed bucket go to the excess bucket. A frame is green if
+//!   the committed bucket pays, yellow if the excess bucket pays, and otherwise red.
+//! - trTCM: a frame is red if the peak bucket cannot pay, and yellow if the committed bucket
+//!   cannot. Otherwise the frame is green and both buckets pay.
 //!
-//! For example, a CIR of 8 Mbit/s is a byte per microsecond. With CBS 2000 and EBS 1000, two frames
-//! of 1000 bytes are green, the third is yellow and the fourth red. After 500 µs a frame of 500
-//! bytes is green.
+//! For example, a CIR of 8 Mbit/s is a byte per microsecond. With a CBS of 2000 and an EBS of 1000,
+//! two frames of 1000 bytes are green, the third is yellow and the fourth red. After 500 µs a frame
+//! of 500 bytes is green.
 //!
 //! # What is counted
 //!
-//! Bytes are those of the frame as the switch has it, from the Ethernet header on.
-//! [`Spec::per_frame`] adds the FCS for a purchased rate, or also preamble and gap for a link's
-//! rate. A large segment (TSO) counts as the frames that it becomes on the wire, each with its
-//! headers. A port with offloads therefore pays the same as one without.
+//! Bytes are those of the frame in the switch, from the Ethernet header on. [`Spec::per_frame`]
+//! adds the FCS for a purchased rate, or also preamble and gap for a link's rate. A large segment
+//! (TSO) counts as the frames that it becomes on the wire, each with its headers. A port with
+//! offloads therefore pays as much as a port without offloads.
 //!
 //! # Depth and TCP
 //!
-//! A sender with offloads sends segments of 64 KiB, and each is dropped as a whole. If the round
-//! trip is shorter than the time in which the bucket earns a segment, everything in flight is
-//! dropped, and TCP waits for its retransmission timeout. The default depth is therefore what the
-//! rate brings in that time ([`RETRANSMIT_MIN`]). A stream then gets its rate on average.
+//! A sender with offloads sends segments of 64 KiB, and each segment passes or is dropped as a
+//! whole. If the round trip is shorter than the time in which the bucket earns a segment, all
+//! segments in flight are dropped. TCP then waits for its retransmission timeout. The default depth
+//! is therefore the amount that the rate yields in this timeout ([`RETRANSMIT_MIN`]). A stream then
+//! gets its rate on average.
 //!
 //! # Several threads
 //!
 //! Several threads may police one stream. A level is one atomic word, and the thread that advances
-//! the clock adds the tokens for that time. If that thread is stopped in between, the bucket is
-//! short until it continues. It never has too many tokens.
+//! the clock adds the tokens for that time. If that thread is preempted in between, the bucket
+//! lacks these tokens until the thread continues. The bucket never has too many tokens.
 //!
 //! # Departures
 //!
 //! By the RFCs, a frame longer than the bucket's depth is always red, so a port with offloads would
-//! starve below a depth of 64 KiB. Here a *full* bucket lets it pass and goes into debt. Over any
-//! time, at most max(depth, one frame) + rate × time passes. For frames no longer than the depth,
-//! this equals the RFCs' bound and rule.
+//! starve below a depth of 64 KiB. Here a *full* bucket lets such a frame pass and goes into debt.
+//! Over any time, at most max(depth, one frame) + rate × time passes. For frames no longer than the
+//! depth, this equals the RFCs' bound and rule.
 //!
 //! # Cost
 //!
-//! One or two compare-and-swaps for a batch that is green as a whole, otherwise for each frame.
+//! A batch that is green as a whole takes one or two compare-and-swaps. Otherwise each frame takes
+//! this many.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -75,7 +78,7 @@ pub const DEPTH_MAX: u32 = 1 << 29;
 /// of headers, 4 of a tag and 4 of FCS.
 pub const SEGMENT: Size = Size { bytes: 46 * (1_448 + 74), frames: 46 };
 /// TCP's smallest retransmission timeout (Linux). A stream that lost a whole window is silent for
-/// this long. A smaller bucket loses the tokens of that time.
+/// this long. A bucket with a depth of less than this time loses tokens meanwhile.
 pub const RETRANSMIT_MIN: Nanos = Nanos::from_millis(200);
 /// Smallest result of [`default_depth`] in bytes: four large segments.
 pub const DEPTH_DEFAULT_MIN: u32 = 4 * SEGMENT.bytes;
@@ -85,20 +88,20 @@ pub const FRAMES_DEFAULT_MIN: u32 = 256;
 /// Colour of a frame (RFC 2697 and 2698).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Colour {
-    /// Within the committed rate.
+    /// The frame is within the committed rate.
     Green,
-    /// Above the committed rate and within the excess burst or the peak rate.
+    /// The frame is above the committed rate, and within the excess burst or the peak rate.
     Yellow,
-    /// Above all limits. A policer drops the frame.
+    /// The frame is above all limits. A policer drops it.
     Red,
 }
 
-/// What a frame counts on the wire, summed over its segments.
+/// Size of a frame on the wire, summed over its segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     /// Bytes of all segments, without FCS.
     pub bytes: u32,
-    /// Number of segments; 1 without segmentation.
+    /// Number of segments. 1 without segmentation.
     pub frames: u32,
 }
 
@@ -112,29 +115,30 @@ impl core::ops::AddAssign for Size {
 /// The limit of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
-    /// RFC 2697. Depths are in bytes; one of them may be 0.
+    /// The single rate three colour marker of RFC 2697. Depths are in bytes, and one of them may be
+    /// 0.
     SingleRate {
-        /// Committed information rate.
+        /// Committed information rate (RFC 2697).
         cir: BitsPerSecond,
-        /// Committed burst size.
+        /// Committed burst size in bytes.
         cbs: u32,
-        /// Excess burst size.
+        /// Excess burst size in bytes.
         ebs: u32,
     },
-    /// RFC 2698. Depths are in bytes.
+    /// The two rate three colour marker of RFC 2698. Depths are in bytes.
     TwoRate {
-        /// Committed information rate.
+        /// Committed information rate (RFC 2698).
         cir: BitsPerSecond,
-        /// Committed burst size.
+        /// Committed burst size in bytes.
         cbs: u32,
         /// Peak information rate, no less than `cir`.
         pir: BitsPerSecond,
-        /// Peak burst size.
+        /// Peak burst size in bytes.
         pbs: u32,
     },
     /// A limit in frames per second.
     Packets {
-        /// Long-term rate.
+        /// Long-term rate of the stream.
         rate: PacketsPerSecond,
         /// Frames that may pass at once.
         burst: u32,
@@ -148,7 +152,7 @@ pub struct Spec {
     per_frame: u8,
 }
 
-/// Why a limit is invalid.
+/// Reason for which a limit is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SpecError {
@@ -160,7 +164,7 @@ pub enum SpecError {
     Deep(u32),
     /// No frame could ever pass the buckets.
     Shallow,
-    /// The first rate, the peak, is below the second, the committed rate.
+    /// The first rate, the peak rate, is below the second, the committed rate.
     Peak(BitsPerSecond, BitsPerSecond),
 }
 
@@ -230,7 +234,7 @@ impl Spec {
         Ok(Self { limit, per_frame: 0 })
     }
 
-    /// Adds `bytes` for each frame on the wire: 24 on Ethernet for FCS, preamble and gap.
+    /// Adds `bytes` to each frame on the wire. Ethernet's FCS, preamble and gap are 24.
     #[must_use]
     pub const fn per_frame(mut self, bytes: u8) -> Self {
         self.per_frame = bytes;
@@ -244,7 +248,7 @@ impl Spec {
     }
 }
 
-/// Default depth in bytes: what `rate` brings in [`RETRANSMIT_MIN`], and at least
+/// Default depth in bytes: the amount that `rate` yields in [`RETRANSMIT_MIN`], and at least
 /// [`DEPTH_DEFAULT_MIN`].
 #[must_use]
 pub fn default_depth(rate: BitsPerSecond) -> u32 {
@@ -258,7 +262,8 @@ pub fn default_frames(rate: PacketsPerSecond) -> u32 {
 }
 
 /// Smallest depth in bytes at which a TCP stream of large segments gets about half of `rate` or
-/// more: what the rate brings in half of [`RETRANSMIT_MIN`], and at least two segments.
+/// more. This is the amount that the rate yields in half of [`RETRANSMIT_MIN`], and at least two
+/// segments.
 #[must_use]
 pub fn segments_depth(rate: BitsPerSecond) -> u32 {
     depth(rate.0 / 8, Nanos(RETRANSMIT_MIN.0 / 2), 2 * SEGMENT.bytes)
@@ -270,7 +275,7 @@ pub fn segments_frames(rate: PacketsPerSecond) -> u32 {
     depth(rate.0, Nanos(RETRANSMIT_MIN.0 / 2), 2 * SEGMENT.frames)
 }
 
-/// What a rate brings in `time`, clamped to `least` and [`DEPTH_MAX`].
+/// The amount that a rate yields in `time`, clamped to `least` and [`DEPTH_MAX`].
 fn depth(per_second: u64, time: Nanos, least: u32) -> u32 {
     let whole = u128::from(per_second) * u128::from(time.0) / 1_000_000_000;
     u32::try_from(whole).unwrap_or(DEPTH_MAX).clamp(least, DEPTH_MAX)
@@ -306,8 +311,8 @@ impl Policer {
         &self.spec
     }
 
-    /// Adds the tokens earned up to `now`. All threads must use the same clock. An earlier time
-    /// than the last one is ignored.
+    /// Adds the tokens earned up to `now`. All threads must use the same clock. A time before the
+    /// last one is ignored.
     #[inline]
     pub fn refill(&self, now: Nanos) {
         let at = self.at.load(Ordering::Relaxed);
@@ -373,7 +378,7 @@ impl Policer {
         self.mark_aware(frame, Colour::Green)
     }
 
-    /// Marks a frame that has a colour (colour-aware mode). The colour never improves.
+    /// Marks a frame that already has a colour (colour-aware mode). The colour never improves.
     #[inline]
     pub fn mark_aware(&self, frame: Size, before: Colour) -> Colour {
         let parts = self.parts(frame);
@@ -406,8 +411,8 @@ impl Policer {
         }
     }
 
-    /// Levels of the committed and the other bucket in whole bytes or frames, rounded down. A
-    /// negative level is a debt.
+    /// Levels of the committed bucket and the other bucket in whole bytes or frames, rounded down.
+    /// A negative level is a debt.
     #[must_use]
     pub fn levels(&self) -> (i64, i64) {
         let parts = match self.spec.limit {

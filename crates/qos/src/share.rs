@@ -2,28 +2,29 @@
 //!
 //! # Problem
 //!
-//! A port's queue pairs may be on several workers, but its entitlement is one number. A bucket
-//! charged by all of them would need a lock or a cache line that all of them write.
+//! A port's queue pairs may be on several workers, but its entitlement is one number. A single
+//! bucket would need a lock or a cache line that all these workers write.
 //!
 //! # Source
 //!
-//! None. C2QoS gives each core its own buckets (§V) and does not discuss ports on two cores.
+//! The module follows no paper. C2QoS gives each core its own buckets (§V) and does not discuss
+//! ports on two cores.
 //!
 //! # Approach
 //!
 //! Each worker with queue pairs of the port has a bucket of its own and generates an equal part of
-//! the entitlement. One of them, the port's *home*, periodically reads the levels that the others
-//! published and decides who gives how much to whom. A bucket above half its depth gives the
-//! excess. A bucket below half its depth is filled to three quarters. Each worker then books its
-//! own part. All transfers sum to zero, so the port gets exactly its entitlement even if a worker
-//! learns of a transfer late.
+//! the entitlement. One of these workers is the port's *home*. It periodically reads the levels
+//! that the others published and computes the transfers between the buckets. A bucket above half
+//! its depth gives the excess. A bucket below half its depth is filled to three quarters. Each
+//! worker then books its own part. All transfers sum to zero, so the port gets exactly its
+//! entitlement even if a worker learns of a transfer late.
 //!
-//! All quantities are in cycles. For example (a test), with depths of 100 and levels of 100 and
-//! -20, the first bucket gives 50.
+//! All quantities are in cycles. In a test with depths of 100 and levels of 100 and -20, the first
+//! bucket gives 50.
 //!
 //! # Cost
 //!
-//! O(workers) per port and settlement. Each number has a single writer.
+//! A settlement takes O(workers) per port. Each number has a single writer.
 
 /// A port's bucket on one worker. All fields are in cycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub struct Owner {
     pub depth: i64,
     /// The most that the bucket may give now.
     pub cap: i64,
-    /// Output of [`settle`]: what the bucket receives, or gives if negative.
+    /// Output of [`settle`]: tokens that the bucket receives. Negative if it gives tokens.
     pub moved: i64,
 }
 
@@ -51,9 +52,9 @@ impl Owner {
     }
 }
 
-/// The level to publish: the level expected at the next settlement if spending continues as it was
-/// since the last one. Without the forecast, a bucket that just received tokens and is spending
-/// them would seem to have plenty.
+/// The level to publish: the level expected at the next settlement if spending continues at its
+/// rate since the last settlement. Without this forecast, a bucket that just received tokens and
+/// spends them would seem to have plenty.
 #[must_use]
 pub const fn forecast(level: i64, spent: i64) -> i64 {
     if spent > 0 { level.saturating_sub(spent) } else { level }
@@ -84,7 +85,7 @@ pub fn settle(owners: &mut [Owner]) {
         owner.moved += to_take;
         to_take = 0;
     }
-    // If too little can move to give either side a part, nothing moves.
+    // If the transfers are too small to give each bucket a part, nothing moves.
     if to_give != 0 || to_take != 0 || owners.iter().map(|owner| owner.moved).sum::<i64>() != 0 {
         owners.iter_mut().for_each(|owner| owner.moved = 0);
     }

@@ -1,10 +1,10 @@
-//! VTRR, virtual-time round robin: shares an output by weight among few clients, at O(1) a
+//! VTRR, virtual-time round robin: shares an output by weight among few clients, at O(1) per
 //! decision.
 //!
 //! # Problem
 //!
-//! Round robin with one long turn each is fair over a cycle but bursty within it. Fair queueing by
-//! virtual time needs a sorted queue.
+//! Round robin with one long turn per client is fair over a cycle but bursty within it. Fair
+//! queueing by virtual time needs a sorted queue.
 //!
 //! # Source
 //!
@@ -12,35 +12,40 @@
 //!
 //! # Quantities
 //!
-//! - S, a client's share: its weight divided by the greatest common divisor of all weights.
-//! - A *turn*: a number of bytes ([`Vtrr::turn`]). A *cycle*: one turn for each unit of share of
-//!   the clients with frames.
-//! - TC, the time counter: the client's remaining turns in this cycle.
-//! - VFT, the client's virtual finishing time, and QVT, the queue's virtual time. Both are in turns
-//!   per share, in units of 2^-56.
+//! - S is a client's share: its weight divided by the greatest common divisor of all weights.
+//! - A *turn* is a number of bytes ([`Vtrr::turn`]). A *cycle* has one turn for each unit of share
+//!   of the clients with frames.
+//! - TC is the time counter: the client's remaining turns in this cycle.
+//! - VFT is the client's virtual finishing time, and QVT the queue's virtual time. Both are in
+//!   turns per share, in units of 2^-56.
 //!
 //! # Approach
 //!
-//! Clients stand in a line ordered by share, largest first. A cycle starts with TC = S, QVT = 0 and
+//! Clients are in a line ordered by share, largest first. A cycle starts with TC = S, QVT = 0 and
 //! VFT = 1/S. A turn of client C sets TC -= 1, VFT += 1/S and QVT += 1/sum(S). C's successor N is
-//! next if TC_N > TC_C (counters never grow along the line) or if VFT_N - (QVT + 1/sum(S)) < 1/S_N
-//! (N is behind). Otherwise, or if C has no successor, the head of the line is next.
+//! next under either of two conditions:
+//!
+//! - TC_N > TC_C, because counters never grow along the line.
+//! - VFT_N - (QVT + 1/sum(S)) < 1/S_N, because N is behind.
+//!
+//! Otherwise, or if C has no successor, the head of the line is next.
 //!
 //! A turn adds its bytes to a signed account. A client sends its next frame if its account covers
-//! at least half of it, and the account may go below 0. A client with less is skipped and loses the
-//! turn. Thus a client's bytes differ from its turns by at most half a frame and a turn. Surpluses
-//! and deficits of clients balance. With the rule "above 0 sends", thirty light clients with large
-//! segments were a megabyte ahead together. A client whose queue runs empty keeps the rest of its
-//! turn. It also keeps a debt, which later cycles pay and which is forgotten when no client has
-//! frames.
+//! at least half of the frame, and the account may go below 0. If the account covers less, the
+//! client is skipped and loses the turn. Thus a client's bytes differ from its turns by at most
+//! half a frame and a turn. Surpluses and deficits of clients balance. With the rule "above 0
+//! sends", thirty light clients with large segments were a megabyte ahead together.
+//!
+//! A client that runs empty keeps the rest of its turn. It also keeps a debt. Later cycles pay the
+//! debt, and it is cancelled when no client has frames.
 //!
 //! A client that gets frames again within a cycle has VFT = max(its old VFT, QVT + 1/S). Its TC is
-//! S times the remaining fraction of the cycle, rounded. It is never more than the client left with
-//! in this cycle. QVT advances by the shares of the clients with frames only.
+//! S times the remaining fraction of the cycle, rounded. TC never exceeds the value with which the
+//! client ran empty in this cycle. QVT advances by the shares of the clients with frames only.
 //!
 //! # Example
 //!
-//! A test, and FS-VDE's own: shares 5, 3, 1 give c1 c2 c3 c1 c2 c1 c2 c1 c1.
+//! In a test, which is FS-VDE's own example, shares 5, 3, 1 give c1 c2 c3 c1 c2 c1 c2 c1 c1.
 //!
 //! # Departures
 //!
@@ -50,9 +55,9 @@
 //! # Error
 //!
 //! The error is not constant. With one client of share 10 and ten of share 1, the first lags by up
-//! to 4.5 turns. With two dozen clients of arbitrary shares, some lead by twenty turns. Therefore
-//! turns are shorter if there are more clients, which keeps the error below a segment of 64 KiB.
-//! Above [`CLIENTS_MAX`] clients, [`crate::eevdf`] replaces VTRR.
+//! to 4.5 turns. With two dozen clients of arbitrary shares, some clients lead by twenty turns.
+//! Therefore turns are shorter if there are more clients, which keeps the error below a segment of
+//! 64 KiB. Above [`CLIENTS_MAX`] clients, [`crate::eevdf`] replaces VTRR.
 //!
 //! # Cost
 //!
@@ -73,9 +78,9 @@ const CLIENTS_FEW: u32 = 8;
 
 /// One turn per share, the unit of virtual time.
 const ONE: u64 = 1 << 56;
-/// Virtual times that differ by less are equal. The bound exceeds the accumulated rounding error of
-/// a cycle (320,000 turns, one unit each). It is below the smallest true difference, 2^56 / (10,000
-/// × 320,000), or 22 million.
+/// Virtual times are equal if they differ by less than this. The bound exceeds the accumulated
+/// rounding error of a cycle (320,000 turns, one unit each). It is below the smallest true
+/// difference, 2^56 / (10,000 × 320,000), or 22 million.
 const EQUAL: u64 = 1 << 20;
 const ABSENT: u8 = u8::MAX;
 
@@ -87,15 +92,15 @@ struct Client {
     share: u64,
     /// 1/S in units of virtual time.
     step: u64,
-    /// VFT.
+    /// VFT of the client.
     finish: u64,
-    /// TC.
+    /// TC of the client.
     turns: u64,
-    /// Bytes that the client may still send; negative if it is in debt.
+    /// Bytes that the client may still send. Negative if the client is in debt.
     account: i64,
-    /// Length of its next frame in bytes.
+    /// Length of the client's next frame in bytes.
     head: u32,
-    /// The cycle and the busy period in which the client ran empty.
+    /// The cycle in which the client ran empty. The next field is the busy period.
     cycle: u64,
     period: u64,
 }
@@ -116,20 +121,21 @@ pub struct Vtrr {
     place: Box<[u8]>,
     /// Bytes of a turn.
     turn: u32,
-    /// Bitmaps of clients with frames, and of those that have turns left. Bit 0 is the head of the
-    /// line.
+    /// Bitmap of the clients with frames. The next field is the bitmap of the clients with
+    /// remaining turns. Bit 0 is the head of the line.
     runnable: u32,
     funded: u32,
-    /// Index of the client whose turn it is.
+    /// Index of the client that has its turn.
     current: Option<usize>,
-    /// For clients with frames: the sum of shares, and the sum of remaining turns.
+    /// Sum of the shares of the clients with frames. The next field is the sum of their remaining
+    /// turns.
     shares: u64,
     left: u64,
-    /// QVT.
+    /// QVT of the output.
     time: u64,
-    /// 1/sum(S); 0 if it must be recomputed.
+    /// 1/sum(S). 0 if it must be recomputed.
     step: u64,
-    /// Turns since the last cycle in which a single client had frames.
+    /// Number of turns since the last cycle in which a single client had frames.
     alone: u64,
     cycle: u64,
     period: u64,
@@ -153,7 +159,7 @@ const fn divisor(a: u64, b: u64) -> u64 {
 }
 
 impl Vtrr {
-    /// Makes room for slots below `slots`, at most [`CLIENTS_MAX`] of them at a time.
+    /// A discipline for slots below `slots`, with at most [`CLIENTS_MAX`] clients at a time.
     ///
     /// # Panics
     /// [`Discipline::join`] panics if there are [`CLIENTS_MAX`] clients already.
@@ -283,7 +289,7 @@ impl Vtrr {
         }
         let short = (i64::from(client.head) / 2 - client.account).max(0).unsigned_abs();
         let turns = short / u64::from(self.turn) + 1;
-        // The account gets what is missing, plus at most one turn.
+        // The account gets the missing bytes, plus at most one turn.
         client.account += i64::try_from(turns).unwrap_or(0) * i64::from(self.turn);
         self.alone += turns;
         if self.alone >= client.share {
@@ -429,7 +435,7 @@ mod tests {
         vtrr
     }
 
-    /// The clients of the next `n` turns, with frames of exactly one turn.
+    /// The clients of the next `n` turns if all frames have exactly the length of a turn.
     fn turns(vtrr: &mut Vtrr, n: usize) -> Vec<usize> {
         let mut turn = || {
             let slot = vtrr.pick().unwrap();
@@ -465,11 +471,11 @@ mod tests {
             vtrr.backlogged(1, QUANTUM);
             vtrr
         };
-        // Client 0 alone began a cycle with 4 turns. Client 1 came at once and has all of its 5
+        // Client 0 alone began a cycle with 4 turns. Client 1 joined at once and has all of its 5
         // turns.
         let first = turns(&mut vtrr, 5);
         vtrr.backlogged(2, QUANTUM);
-        // 4 of 9 turns are left. Client 2 is due 4 × 4/9 turns, rounded to 2.
+        // 4 of 9 turns remain. Client 2 gets 4 × 4/9 turns, rounded to 2.
         let rest = turns(&mut vtrr, 6);
         assert_eq!(rest.iter().filter(|slot| **slot == 2).count(), 2, "{first:?} {rest:?}");
         let cycle = turns(&mut vtrr, 13);

@@ -1,15 +1,16 @@
-//! The `wfq` discipline of an output: a few queues share it by weight; each keeps its frames in
-//! order.
+//! The `wfq` discipline of an output: a few queues share the output by weight, and each queue keeps
+//! its frames in order.
 //!
 //! # Problem
 //!
-//! A commodity switch has eight queues a port and divides the port among them by weight. QShare
-//! binds tenants to these queues. Software at the edge, and a fabric of software, need the same.
+//! A commodity switch has eight queues per port and divides the port among them by weight. QShare
+//! binds tenants to these queues. Software at the edge and a fabric of software switches need such
+//! queues too.
 //!
 //! # Source
 //!
-//! QShare §V-D, §VI: queue 0 is shared, and each of the others is bound to a tenant. A frame's code
-//! point selects its queue.
+//! In QShare §V-D and §VI, queue 0 is shared, and each of the other queues is bound to a tenant. A
+//! frame's code point selects its queue.
 //!
 //! # Approach
 //!
@@ -17,9 +18,9 @@
 //! served. Empty queues are in no line, so others use their share at once (work conservation).
 //!
 //! EEVDF suits this better than the other disciplines ([`crate::discipline`]). DRR, which hardware
-//! has, sends a queue's whole quantum at once: with weights of 1 to 100, others wait for 100
-//! quanta. [`crate::vtrr`] spreads turns. However, its error grows with the number of queues. It
-//! also rebuilds its line and starts a new cycle whenever a weight changes, which a controller does
+//! has, sends a queue's whole quantum at once. With weights of 1 to 100, others then wait for 100
+//! quanta. [`crate::vtrr`] spreads turns, but its error grows with the number of queues. It also
+//! rebuilds its line and starts a new cycle whenever a weight changes, which a controller does
 //! every few seconds. EEVDF leads or lags by one request and one frame for any weights and any
 //! number of queues. A new weight touches one account, which keeps its bytes.
 //!
@@ -27,15 +28,15 @@
 //!
 //! A queue is bounded in bytes and in time ([`Depth`]). A frame that finds no room is refused. A
 //! frame that waited too long is dropped at its turn and not charged. All queues share the places
-//! for frames, and none may use more places than are free (Choudhury, Hahne, 1998). A flood in one
+//! for frames. No queue may use more places than are free (Choudhury, Hahne, 1998). A flood in one
 //! queue therefore leaves room for the others. An empty queue takes a frame of any length.
 //!
 //! # Ceilings
 //!
-//! A queue with a ceiling sends no faster than that rate, whatever the others leave. Unused time is
-//! lost, except for [`CEILING_BYTES`], so that the caller may serve the queue late. While a queue's
-//! frames wait for its ceiling, it is in no line; [`Wfq::wake`] says until when. QShare §VI limits
-//! tenants without a queue of their own in their hosts.
+//! A queue with a ceiling sends no faster than that rate, even if the output has spare time. Unused
+//! time is lost, except for [`CEILING_BYTES`], so that the caller may serve the queue late. While a
+//! queue's frames wait for its ceiling, the queue is in no line. [`Wfq::wake`] returns the end of
+//! this wait. In QShare §VI, hosts limit tenants without a queue of their own.
 //!
 //! # Changes
 //!
@@ -43,7 +44,7 @@
 //!
 //! # Cost
 //!
-//! A frame takes one decision among at most 64 clients and one place of the pool. Nothing is
+//! A frame takes one decision among at most 64 clients and one entry of the pool. Nothing is
 //! allocated after construction.
 
 use penstock_units::{BitsPerSecond, Nanos, Weight};
@@ -55,7 +56,7 @@ use crate::fair_share::queue::{Pool, Queue};
 /// Most queues of an output.
 pub const QUEUES_MAX: usize = 64;
 /// Bytes that a queue with a ceiling may catch up after late service. No burst above the ceiling is
-/// longer, except as [`CEILING_TIMES`] says.
+/// longer, except for the times in [`CEILING_TIMES`].
 pub const CEILING_BYTES: u64 = 65_536;
 /// Shortest and longest time that a queue with a ceiling may catch up, at its rate.
 pub const CEILING_TIMES: (Nanos, Nanos) = (Nanos::from_millis(2), Nanos::from_millis(50));
@@ -88,7 +89,7 @@ pub struct Departure<T> {
     pub item: T,
     /// Number of the frame's queue.
     pub queue: usize,
-    /// Length in bytes.
+    /// Length of the frame on the link, in bytes.
     pub bytes: u32,
     /// How long the frame waited.
     pub waited: Nanos,
@@ -99,7 +100,7 @@ struct Ceiling {
     rate: BitsPerSecond,
     /// How late the queue may be served without losing rate.
     late: Nanos,
-    /// When everything sent has passed at the ceiling's rate.
+    /// Time at which everything sent has passed at the ceiling's rate.
     free: Nanos,
 }
 
@@ -130,7 +131,7 @@ struct Lane {
 }
 
 impl Lane {
-    /// Time until which the queue's ceiling holds its frames; `None` if they may go.
+    /// Time until which the ceiling holds the queue's frames. `None` if they may be sent now.
     fn until(&self, now: Nanos) -> Option<Nanos> {
         self.ceiling.map(|ceiling| ceiling.free).filter(|free| *free > now)
     }
@@ -142,16 +143,16 @@ pub struct Wfq<T> {
     lanes: Box<[Lane]>,
     pool: Pool<T>,
     eevdf: Eevdf,
-    /// Frames that wait, and places for frames.
+    /// Number of waiting frames. The next field is the number of places for frames.
     len: u32,
     places: u32,
-    /// Bitmap of queues whose frames wait for a ceiling.
+    /// Bitmap of queues that wait for their ceiling.
     paused: u64,
 }
 
 impl<T: Copy + Default> Wfq<T> {
-    /// An output with `queues` queues of weight 1 and this depth, and places for `frames` in all of
-    /// them. At most [`QUEUES_MAX`] queues are made.
+    /// An output with `queues` queues of weight 1 and this depth, and places for `frames` frames in
+    /// all queues together. At most [`QUEUES_MAX`] queues are made.
     #[must_use]
     pub fn new(queues: usize, frames: u32, depth: Depth) -> Self {
         let queues = queues.min(QUEUES_MAX);
@@ -174,7 +175,7 @@ impl<T: Copy + Default> Wfq<T> {
         self.len == 0
     }
 
-    /// Frames and bytes that wait in a queue; zero if there is no such queue.
+    /// Frames and bytes that wait in a queue. Both are 0 if there is no such queue.
     #[must_use]
     pub fn backlog(&self, queue: usize) -> (u32, u64) {
         self.lanes.get(queue).map_or((0, 0), |lane| (lane.frames.frames, lane.frames.bytes))
@@ -191,15 +192,16 @@ impl<T: Copy + Default> Wfq<T> {
         true
     }
 
-    /// Sets a queue's depth. Frames above it stay. Returns whether the queue exists.
+    /// Sets a queue's depth. Waiting frames above the new depth stay. Returns whether the queue
+    /// exists.
     pub fn set_depth(&mut self, queue: usize, depth: Depth) -> bool {
         let Some(lane) = self.lanes.get_mut(queue) else { return false };
         lane.depth = depth;
         true
     }
 
-    /// Sets a queue's ceiling in bits per second; `None` for no ceiling. A change forgets what was
-    /// sent under the old ceiling. Returns whether the queue exists.
+    /// Sets a queue's ceiling in bits per second. `None` removes the ceiling. Frames sent under the
+    /// old ceiling no longer count. Returns whether the queue exists.
     pub fn set_ceiling(&mut self, queue: usize, rate: Option<BitsPerSecond>) -> bool {
         let Some(lane) = self.lanes.get_mut(queue) else { return false };
         if lane.ceiling.map(|ceiling| ceiling.rate) != rate {
@@ -208,14 +210,14 @@ impl<T: Copy + Default> Wfq<T> {
         true
     }
 
-    /// When the first queue held by its ceiling may send; `None` if there is none.
+    /// Time at which the first queue held by its ceiling may send. `None` if no queue is held.
     #[must_use]
     pub fn wake(&self) -> Option<Nanos> {
         let free = |queue: usize| self.lanes[queue].until(Nanos::ZERO).unwrap_or(Nanos::ZERO);
         bits(self.paused).map(free).min()
     }
 
-    /// Puts queues whose ceiling allows it in line again.
+    /// Returns queues to the line if their ceiling now allows a frame.
     #[cold]
     fn resume(&mut self, now: Nanos) {
         for queue in bits(self.paused) {
@@ -232,7 +234,7 @@ impl<T: Copy + Default> Wfq<T> {
     /// Whether a frame of this length would be accepted now.
     ///
     /// # Errors
-    /// The limit that the frame would exceed.
+    /// Returns the limit that the frame would exceed.
     pub fn room(&self, queue: usize, bytes: u32) -> Result<(), Full> {
         let lane = self.lanes.get(queue).ok_or(Full::Nowhere)?;
         if lane.frames.frames >= self.places - self.len {
@@ -242,11 +244,11 @@ impl<T: Copy + Default> Wfq<T> {
         if full && !lane.frames.is_empty() { Err(Full::Bytes) } else { Ok(()) }
     }
 
-    /// Offers a frame at time `now`. `bytes` is its length on the link, which weights, ceilings and
-    /// depths count.
+    /// Offers a frame at time `now`. `bytes` is its length on the link, and weights, ceilings and
+    /// depths count this length.
     ///
     /// # Errors
-    /// The limit for which it was refused.
+    /// Returns the limit for which the frame was refused.
     pub fn offer(&mut self, queue: usize, item: T, bytes: u32, now: Nanos) -> Result<(), Full> {
         self.room(queue, bytes)?;
         let lane = &mut self.lanes[queue];
@@ -261,8 +263,9 @@ impl<T: Copy + Default> Wfq<T> {
         Ok(())
     }
 
-    /// Removes the frame that is sent next; `None` if no frame may go now ([`Self::wake`]). `lost`
-    /// gets the queues and handles of frames that waited too long and were dropped on the way.
+    /// Removes the frame that is sent next. `None` if no frame may be sent now ([`Self::wake`]).
+    /// `lost` gets the queues and handles of frames that waited too long and were dropped before
+    /// it.
     pub fn next(&mut self, now: Nanos, mut lost: impl FnMut(usize, T)) -> Option<Departure<T>> {
         if self.paused != 0 {
             self.resume(now);
@@ -405,7 +408,7 @@ mod tests {
                 assert_eq!(wfq.backlog(1).0 + wfq.backlog(0).0, 15);
             }
         }
-        // 1,000 frames each, then 500 and 1,500.
+        // Each queue sends 1,000 frames, and then they send 500 and 1,500.
         assert!(sent[0].abs_diff(1_500) <= 10 && sent[1].abs_diff(2_500) <= 10, "{sent:?}");
     }
 
@@ -431,7 +434,7 @@ mod tests {
                 sent[queue] += 1;
             }
         }
-        // At once what takes 50 ms, and then single frames.
+        // The burst of 50 ms is sent at once, and then single frames.
         assert!((1_000..=1_051).contains(&sent[0]), "{sent:?}");
         assert_eq!(sent[0] + sent[1], 2_000);
     }

@@ -1,20 +1,20 @@
-//! A timing wheel: finds the VMs whose next frame is due.
+//! A timing wheel finds the VMs that have a due frame.
 //!
 //! # Problem
 //!
-//! Each shaped VM has a time at which its next frame departs. A worker asks in every turn. It must
-//! find due VMs at a cost that does not depend on how many wait.
+//! Each shaped VM has a time at which its next frame departs. A worker asks for due VMs in every
+//! turn. The cost must not depend on the number of waiting VMs.
 //!
 //! # Source
 //!
-//! Varghese, Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 6; Carousel (Saeed
-//! et al., SIGCOMM 2017), which uses one wheel per core.
+//! The wheel follows Varghese, Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 6.
+//! Carousel (Saeed et al., SIGCOMM 2017) uses one such wheel per core.
 //!
 //! # Approach
 //!
-//! A slot lasts 2^11 ns ([`Wheel::SLOT`]); 2^16 slots reach [`Wheel::HORIZON`] ahead. An entry
-//! stands in the slot of its time and is due when that slot has *ended*. It never fires early, and
-//! at most one slot late. An entry beyond the horizon stands in the last slot and is rearmed when
+//! A slot lasts 2^11 ns ([`Wheel::SLOT`]), and 2^16 slots reach [`Wheel::HORIZON`] ahead. An entry
+//! is in the slot of its time and is due when that slot has *ended*. It never fires early, and it
+//! fires at most one slot late. An entry beyond the horizon is in the last slot and is rearmed when
 //! that slot ends. Slots fire in order. Within a slot, entries fire in the order in which they were
 //! armed. A bitmap of three levels finds the next nonempty slot.
 //!
@@ -32,11 +32,11 @@ const WORD: u32 = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// When the entry is due, in ns.
+    /// Time at which the entry is due, in ns.
     at: u64,
     next: u32,
     previous: u32,
-    /// The slot that the entry stands in, or [`NIL`].
+    /// The slot of the entry, or [`NIL`].
     slot: u32,
 }
 
@@ -153,8 +153,8 @@ impl Wheel {
         self.armed == 0
     }
 
-    /// Arms an entry for a time, instead of the time for which it was armed before. A time in the
-    /// past means as soon as possible.
+    /// Arms an entry for a time. If the entry was armed before, the new time replaces the old one.
+    /// A time in the past means as soon as possible.
     pub fn arm(&mut self, entry: usize, at: Nanos) {
         if entry >= self.entries.len() {
             return;
@@ -166,7 +166,8 @@ impl Wheel {
     }
 
     fn stand(&mut self, entry: usize) {
-        // One slot fewer than there are: `expire` moves entries while it stands in a slot.
+        // `last` is one slot less than there are, because `expire` moves an entry while it is in a
+        // slot.
         let last = self.passed + u64::from(SLOTS) - 2;
         let number = (self.entries[entry].at >> SHIFT).clamp(self.passed, last);
         let slot = place(number);
@@ -217,7 +218,7 @@ impl Wheel {
         Some(self.passed + u64::from(found.wrapping_sub(from) % SLOTS))
     }
 
-    /// Disarms the next due entry and returns it with its time; `None` if none is due.
+    /// Disarms the next due entry and returns it with its time. `None` if no entry is due.
     pub fn expire(&mut self, now: Nanos) -> Option<(usize, Nanos)> {
         let current = now.0 >> SHIFT;
         if current <= self.passed {
@@ -234,8 +235,8 @@ impl Wheel {
             if at.0 >> SHIFT <= number {
                 return Some((entry, at));
             }
-            // The entry was beyond the horizon. `passed` advances, or the entry would return to
-            // this slot.
+            // The entry was beyond the horizon. `passed` advances, because the entry would
+            // otherwise return to this slot.
             self.passed = number + 1;
             self.arm(entry, at);
             self.passed = number;
@@ -244,7 +245,7 @@ impl Wheel {
         None
     }
 
-    /// Time before which no entry is due; `None` if none is armed.
+    /// Time before which no entry is due. `None` if no entry is armed.
     #[must_use]
     pub fn next_event(&self) -> Option<Nanos> {
         self.first().map(|number| Nanos((number + 1) << SHIFT))
@@ -310,7 +311,7 @@ mod tests {
             }
         }
         assert_eq!(fired, [0, 1]);
-        // The same if nobody asked for a long time.
+        // The result is the same if the wheel is not called for a long time.
         wheel.arm(2, Nanos(now + far));
         assert_eq!(due(&mut wheel, now + far - 1), []);
         assert_eq!(due(&mut wheel, now + 3 * far), [2]);

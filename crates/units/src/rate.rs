@@ -10,7 +10,7 @@ use crate::{Cycles, Nanos};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BitsPerSecond(pub u64);
 
-/// Frames per second.
+/// Rate in frames per second. Each segment of a TSO request counts as one frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PacketsPerSecond(pub u64);
 

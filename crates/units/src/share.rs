@@ -26,7 +26,7 @@ pub struct Weight(u16);
 impl Weight {
     /// The smallest weight, which is the default.
     pub const ONE: Self = Self(1);
-    /// The largest weight.
+    /// The largest valid weight.
     pub const MAX: u16 = 10_000;
 
     /// Checks the range and makes a weight.
@@ -60,7 +60,7 @@ impl Default for Weight {
 pub struct Priority(u8);
 
 impl Priority {
-    /// Number of classes.
+    /// Number of latency classes.
     pub const CLASSES: usize = 8;
     /// The class that is served before all others.
     pub const FIRST: Self = Self(1);

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// VLAN identifier, from 0 to 4094. 0 stands for untagged frames.
+/// VLAN identifier, from 0 to 4094. The value 0 means untagged frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Vid(u16);
 

@@ -2,12 +2,12 @@
 //! fit.
 //!
 //! # Problem
-//! A deadline without room beside the others is missed. A deadline that a VM cannot pay for out of
-//! its share takes time from others.
+//! A deadline is missed if the other deadlines leave no room for it. A deadline that costs more
+//! than its VM's share takes time from other VMs.
 //!
 //! # Source
-//! VM jitter (§III-A) leaves both open. The bound on the sum is a parameter of this implementation.
-//! The rule for the share is measured (`docs/reference/vcpu.md`).
+//! The paper on VM jitter (§III-A) leaves both cases open. The bound on the sum is a parameter of
+//! this implementation. The rule for the share was found by measurement (`docs/reference/vcpu.md`).
 //!
 //! # Quantities
 //! D is the deadline and S the slice, 0.5 ms. Shares are in millionths of a processor.
@@ -15,18 +15,20 @@
 //! # Approach
 //! These rules hold on each processor:
 //! 1. The slices of a vCPU take at most its share: S / (D + S) <= share.
-//! 2. Together they take at most 0.7 of the processor ([`Limits::density_ppm`]).
-//! 3. Their slots can be laid out ([`crate::slots`]). Up to 0.7 this is nearly always possible.
-//! 4. A vCPU takes at most its share even if others bring its slices forward. They can, because
-//!    they own the slots before its deadline ([`crate::slots::shortest_gaps`]).
+//! 2. The slices of all vCPUs together take at most 0.7 of the processor ([`Limits::density_ppm`]).
+//! 3. The slots of all vCPUs can be laid out ([`crate::slots`]). Up to 0.7 this is nearly always
+//!    possible.
+//! 4. A vCPU takes at most its share even if other vCPUs bring its slices forward. They can do so
+//!    because they own the slots before its deadline ([`crate::slots::shortest_gaps`]).
 //! 5. No vCPU with a deadline is on the driver domain's processor.
 //!
 //! # Example
-//! D = 3 ms takes 1/7 of a processor and needs 142,857 ppm of share. One of six equal VMs has
-//! 166,666 ppm. One of eight has 125,000 ppm and would need D = 3.5 ms. A test covers this.
+//! D = 3 ms takes 1/7 of a processor and needs a share of 142,857 ppm. If six VMs are equal, each
+//! has 166,666 ppm. If eight are equal, each has 125,000 ppm and would need D = 3.5 ms. A test
+//! covers this.
 //!
 //! # Cost
-//! That of [`crate::slots::layout`].
+//! The cost is that of [`crate::slots::layout`].
 
 use penstock_units::Nanos;
 use thiserror::Error;
@@ -63,7 +65,8 @@ impl Default for Limits {
     }
 }
 
-/// Part of a processor that slices for this deadline take, in millionths, rounded down like shares.
+/// Part of a processor that slices for this deadline take, in millionths. Rounded down, as shares
+/// are.
 #[must_use]
 pub fn density_ppm(deadline: Nanos) -> u64 {
     let all = u128::from(deadline.0) + u128::from(SLICE.0);
@@ -78,8 +81,8 @@ pub fn deadline_within(ppm: u64) -> Option<Nanos> {
     if ppm == 0 {
         return None;
     }
-    // A slice in every so many slots: the smallest number above 1 / (ppm + 1), as both are rounded
-    // down.
+    // The vCPU gets one of every `slots` slots. `slots` is the smallest number above 1 / (ppm + 1),
+    // because both shares are rounded down.
     let slots = (WHOLE_PPM / ppm.saturating_add(1)).max(1);
     let deadline = Nanos(slots.saturating_mul(SLICE.0));
     (deadline <= DEADLINE_MAX).then_some(deadline)
@@ -143,15 +146,15 @@ pub enum Refusal {
         /// The shortest deadline that the share pays for.
         fits: Option<Nanos>,
     },
-    /// The deadlines up to this one take too much of the processor together.
+    /// The deadlines in the list up to `claim` take too much of the processor together.
     #[error(
         "deadlines up to vCPU {claim} take {} of the processor, {} are allowed; {}",
         Pct(*.sum_ppm), Pct(*.max_ppm), remedy(*.fits, "place it elsewhere")
     )]
     Density {
-        /// Index of the first claim that is too much.
+        /// Index of the first claim that exceeds the limit.
         claim: usize,
-        /// Sum with this claim, in millionths.
+        /// Sum of the parts up to and including this claim, in millionths.
         sum_ppm: u64,
         /// The limit in millionths.
         max_ppm: u64,
@@ -164,40 +167,40 @@ pub enum Refusal {
         remedy(*.fits, "place it elsewhere")
     )]
     Slots {
-        /// Index of the first claim without a place.
+        /// Index of the first claim that gets no slots.
         claim: usize,
         /// The shortest deadline of this claim that would fit.
         fits: Option<Nanos>,
     },
-    /// Beside this claim, the slices of another one take more than its share pays for.
+    /// With this claim, the slices of another claim take more than its share pays for.
     #[error(
         "beside vCPU {claim}, vCPU {other} would use up to {} of its processor for its deadline \
          and has a share of {}; {}",
         Pct(*.needs_ppm), Pct(*.share_ppm), remedy(*.fits, "place the first elsewhere")
     )]
     Beside {
-        /// Index of the first claim that is too much.
+        /// Index of the claim that causes the excess.
         claim: usize,
-        /// Index of the claim that would use more than its share; may equal `claim`.
+        /// Index of the claim that would use more than its share. It may equal `claim`.
         other: usize,
-        /// The most that it would use, in millionths.
+        /// Maximum part of a processor that claim `other` would use, in millionths.
         needs_ppm: u64,
-        /// Share of that claim, in millionths.
+        /// Share of claim `other`, in millionths.
         share_ppm: u64,
         /// The shortest deadline of `claim` that would fit.
         fits: Option<Nanos>,
     },
-    /// A deadline on the driver domain's processor. The driver domain preempts all others there.
+    /// A deadline is on the driver domain's processor, where the driver domain preempts all others.
     #[error(
         "vCPU {claim} has a deadline and is on the driver domain's processor; place it elsewhere"
     )]
     BesideDriver {
-        /// Index of the first claim.
+        /// Index of the first claim with a deadline.
         claim: usize,
     },
 }
 
-/// The shortest deadline in slots with which the last of `claims` fits.
+/// The shortest deadline in whole slots with which the last of `claims` fits.
 fn shortest(claims: &[Claim], limits: Limits) -> Option<Nanos> {
     let (last, before) = claims.split_last()?;
     let (mut low, mut high) = (1, DEADLINE_MAX.0 / SLICE.0);
@@ -209,8 +212,8 @@ fn shortest(claims: &[Claim], limits: Limits) -> Option<Nanos> {
     if !fits(high) {
         return None;
     }
-    // A longer deadline takes less, so it also fits, except in corner cases of the layout. The
-    // deadline that is found has been tried.
+    // A longer deadline takes less of the processor, so it also fits, except in corner cases of the
+    // layout. The result itself has been tried.
     while low < high {
         let middle = low.midpoint(high);
         if fits(middle) { high = middle } else { low = middle + 1 }
@@ -222,8 +225,8 @@ fn sum(claims: &[Claim]) -> u64 {
     claims.iter().map(|claim| density_ppm(claim.deadline)).fold(0, u64::saturating_add)
 }
 
-/// The first claim that may use more than its share, and how much. The outer `None` means that
-/// there is no layout.
+/// The first claim that may use more than its share, with the part that it may use. The outer
+/// `None` means that there is no layout.
 fn overuse(claims: &[Claim]) -> Option<Option<(usize, u64)>> {
     let windows: Vec<u64> = claims.iter().map(|claim| window(claim.deadline)).collect();
     let gaps = shortest_gaps(&windows, &layout(&windows)?);
@@ -235,7 +238,8 @@ fn overuse(claims: &[Claim]) -> Option<Option<(usize, u64)>> {
 /// Checks that all deadlines of one processor can be kept and paid for.
 ///
 /// # Errors
-/// The first broken rule of the module's documentation, with what would fit.
+/// Returns the first rule of the module's documentation that is broken, with a deadline that would
+/// fit.
 pub fn admit(claims: &[Claim], with_driver: bool, limits: Limits) -> Result<(), Refusal> {
     if with_driver && !claims.is_empty() {
         return Err(Refusal::BesideDriver { claim: 0 });
@@ -295,7 +299,7 @@ mod tests {
 
     #[test]
     fn the_sum_is_bounded_and_the_refusal_says_what_would_fit() {
-        // 1/4 each: two take 0.5, a third makes 0.75.
+        // Each claim takes 1/4: two take 0.5 together, and three take 0.75.
         let set = [claim(1_500, 300_000), claim(1_500, 300_000), claim(1_500, 300_000)];
         let Refusal::Density { claim: 2, sum_ppm: 750_000, fits: Some(fits), .. } = refusal(&set)
         else {
@@ -311,7 +315,8 @@ mod tests {
 
     #[test]
     fn slices_that_others_bring_forward_are_paid_for_too() {
-        // Beside 1 ms, 3 ms comes every 3 ms at worst: one slot in six, not one in seven.
+        // Beside a deadline of 1 ms, the vCPU with 3 ms runs every 3 ms at worst. It then takes one
+        // slot in six and not one in seven.
         let set = [claim(3_000, 153_846), claim(1_000, 346_153)];
         let error = refusal(&set);
         assert_eq!(
@@ -325,7 +330,8 @@ mod tests {
 
     #[test]
     fn deadlines_without_a_layout_are_refused_although_their_sum_fits() {
-        // Windows 2, 3, 7: 1/2 + 1/3 + 1/7 = 0.976. Windows 2 and 3 leave no slot to a third.
+        // The windows are 2, 3 and 7 slots: 1/2 + 1/3 + 1/7 = 0.976. Windows 2 and 3 leave no slot
+        // for a third.
         let limits = Limits { density_ppm: WHOLE_PPM };
         let set = [claim(500, 500_000), claim(1_000, 500_000), claim(3_000, 200_000)];
         let error = admit(&set, false, limits).unwrap_err();

@@ -2,27 +2,31 @@
 //! the layout of the file that both share.
 //!
 //! # Problem
-//! The deadline of an aperiodic VM runs from an event, and the switch knows of the event. A message
-//! or a system call per frame would cost the switch too much.
+//! The deadline of an aperiodic VM starts at an event, and only the switch sees this event. A
+//! message or a system call per frame would cost the switch too much.
 //!
 //! # Approach
 //! Each VM has a bell: a counter in its own cache line. A worker that puts frames into a VM's ring
-//! adds one, once a batch. The scheduler checks at each poll whether the counter has changed, so
-//! events coalesce. The file survives both processes: either may start first, and a bell keeps its
-//! number as long as its name is in the file. Several threads may ring one bell (a VM with ports on
-//! two workers), so ringing is an addition and not a store.
+//! increments the counter, once per batch. The scheduler checks at each poll whether the counter
+//! has changed, so events coalesce.
+//!
+//! The file survives both processes, so either may start first. A bell keeps its number as long as
+//! its name is in the file. If a VM has ports on two workers, two threads ring its bell. Ringing is
+//! therefore an atomic addition and not a store.
 //!
 //! # Trust
 //! A counter only means \"changed\" or \"unchanged\". A wrong value at worst reports an event that
-//! did not happen, which is charged to that VM. Names are compared and never used as paths. Numbers
-//! come from a position in the file and are below [`BELLS`].
+//! did not happen, and that VM is charged for it. Names are compared and never used as paths. The
+//! number of a bell is its position in the file and is below [`BELLS`].
 //!
 //! # Summons
-//! A scheduling thread that sleeps and would act on an event writes 1 into its byte beside the
-//! counter, and then reads the counter once more. The worker reads these bytes after its addition,
-//! clears them, and wakes their threads, once for each time that a thread went to sleep. Either the
-//! thread sees the new count or the worker sees the byte. Both orders are sequentially consistent;
-//! those of a file's write and read are so by the kernel's locks.
+//! A scheduling thread may want to be woken by events while it sleeps. It then writes 1 into its
+//! byte beside the counter and reads the counter once more. After its addition, the worker reads
+//! these bytes, clears them, and wakes the threads whose bytes were set. A thread is thus woken at
+//! most once for each time that it went to sleep.
+//!
+//! Either the thread sees the new count or the worker sees the byte. Both sides use sequentially
+//! consistent accesses. If a side uses file reads and writes, the kernel's locks order them.
 //!
 //! # Layout
 //!
@@ -39,8 +43,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Name of the file, in the scheduler's run directory.
 pub const BELLS_FILE: &str = "bells";
-/// Prefix of the socket's name of scheduling thread i in that directory; the number follows. Each
-/// datagram is the name of a VM for which frames arrived.
+/// Prefix of the socket name of scheduling thread i in that directory; i follows the prefix. Each
+/// datagram holds the name of a VM for which frames arrived.
 pub const SOCKET_PREFIX: &str = "events-";
 /// First word of the file.
 pub const MAGIC: u64 = 0x7073_746b_6265_6c31;
@@ -101,20 +105,20 @@ pub fn ring(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Takes the summons of this word after [`ring`]; mostly 0. A byte of the result that is not 0
-/// belongs to a scheduling thread to wake ([`summoned`]).
+/// Reads and clears this summons word after [`ring`]. The result is mostly 0. Each non-zero byte
+/// means that a scheduling thread must be woken ([`summoned`]).
 #[inline]
 pub fn take_summons(word: &AtomicU64) -> u64 {
     if word.load(Ordering::SeqCst) == 0 { 0 } else { word.swap(0, Ordering::SeqCst) }
 }
 
-/// Numbers of the threads whose bytes are set in summons word `at`.
+/// Numbers of the threads that have a non-zero byte in summons word `at`.
 pub fn summoned(at: usize, word: u64) -> impl Iterator<Item = usize> {
     let bytes = word.to_ne_bytes().into_iter().enumerate();
     bytes.filter(|(_, byte)| *byte != 0).map(move |(byte, _)| at * 8 + byte)
 }
 
-/// Result of looking for a VM's bell.
+/// Result of looking up a VM's bell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The VM has this bell.
@@ -125,7 +129,7 @@ pub enum Place {
     Full,
 }
 
-/// The form of a name in the file; `None` if the name is empty, too long, or contains a zero.
+/// The name as stored in the file. `None` if the name is empty, too long, or contains a zero byte.
 #[must_use]
 pub fn line_of(name: &str) -> Option<[u8; LINE]> {
     let bytes = name.as_bytes();
@@ -158,7 +162,7 @@ pub fn place(names: &[u8], name: &[u8; LINE]) -> Place {
 pub struct Heard(u64);
 
 impl Heard {
-    /// Whether the bell was rung since the last look, or ever if this is the first.
+    /// Whether the bell was rung since the last call. On the first call: whether it was ever rung.
     pub const fn look(&mut self, count: u64) -> bool {
         core::mem::replace(&mut self.0, count) != count
     }

@@ -6,16 +6,16 @@
 //!
 //! # Quantities
 //! - Weight: the VM's proportional share of the processors, for each of its active vCPUs.
-//! - Deadline: the longest time a vCPU waits. It counts from when the vCPU was last descheduled
-//!   (periodic) or from an external event (aperiodic).
-//! - I/O reserve: the part of its credits that is kept for events that wake it.
+//! - Deadline: the longest time that a vCPU waits. For a periodic VM it counts from when the vCPU
+//!   was last descheduled, for an aperiodic VM from an external event.
+//! - I/O reserve: the part of the VM's credits that is kept for events that wake it.
 
 use penstock_units::{Nanos, Weight};
 
 /// How soon a VM's vCPUs must run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// By credits alone, without a deadline.
+    /// The vCPUs run by credits alone, without a deadline.
     #[default]
     None,
     /// The VM starts I/O by itself. Its vCPUs run again within the deadline after they were
@@ -23,8 +23,8 @@ pub enum Mode {
     Periodic,
     /// The VM answers requests. Its vCPUs run within the deadline after an external event.
     Aperiodic,
-    /// The driver domain, which carries the I/O of the others. It preempts all and is never
-    /// preempted.
+    /// The driver domain, which carries the I/O of the other VMs. It preempts all of them and is
+    /// never preempted.
     Driver,
 }
 
@@ -39,28 +39,28 @@ impl Mode {
 /// Scheduling parameters of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contract {
-    /// How soon its vCPUs must run.
+    /// How soon the VM's vCPUs must run.
     pub mode: Mode,
-    /// Deadline of periodic and aperiodic VMs; [`crate::admission`] decides what fits.
+    /// Deadline of periodic and aperiodic VMs. [`crate::admission`] decides whether it fits.
     pub deadline: Nanos,
     /// Proportional share of the processors, for each active vCPU.
     pub weight: Weight,
     /// Maximum use in percent of one processor; 0 means no limit.
     pub cap_pct: u16,
-    /// Percent of the credits kept for I/O, 0 to [`Contract::IO_RESERVE_MAX`].
+    /// Percent of the credits that is kept for I/O, 0 to [`Contract::IO_RESERVE_MAX`].
     pub io_reserve_pct: u8,
-    /// Whether its vCPUs stay on the processor where they start. Those with deadlines always do.
+    /// Whether the vCPUs stay on the processors where they start. vCPUs with deadlines always do.
     pub pinned: bool,
 }
 
 impl Contract {
     /// Maximum of [`Contract::io_reserve_pct`].
     pub const IO_RESERVE_MAX: u8 = 50;
-    /// Default I/O reserve of VMs with a deadline, in percent of the fair share. The paper leaves
-    /// it open.
+    /// Default I/O reserve of VMs with a deadline, in percent of the fair share. The paper states
+    /// no value.
     pub const IO_RESERVE: u8 = 10;
 
-    /// A contract by credits alone.
+    /// A contract without a deadline.
     #[must_use]
     pub const fn by_credit(weight: Weight) -> Self {
         Self {

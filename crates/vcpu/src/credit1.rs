@@ -1,34 +1,37 @@
 //! Xen's credit scheduler: a run queue by class on each processor.
 //!
 //! # Problem
-//! It is the baseline for comparison with deadlines, and the queue that divides the time which
-//! deadlines leave.
+//! The credit scheduler is the baseline to which deadlines are compared. It also divides the time
+//! that deadlines leave.
 //!
 //! # Source
-//! xen/common/sched_credit.c (4.x): its rules, not its text.
+//! xen/common/sched_credit.c (4.x). The module follows its rules and copies none of its text.
 //!
 //! # Approach
-//! Classes go BOOST, UNDER, OVER ([`crate::credit_book`]), first come first served in each. A vCPU
-//! that is woken from block and has credits left is boosted. One that is OVER is not, which the
-//! paper criticises. A waking vCPU preempts a running one of a lower class; otherwise an idle
-//! processor is notified. A vCPU that left goes behind its equals.
+//! The classes are BOOST, UNDER and OVER, in this order ([`crate::credit_book`]). Within a class,
+//! the vCPU that came first runs first. A vCPU that is woken from block is boosted if it has
+//! credits left. A vCPU that is OVER is not boosted, which the paper criticises. A waking vCPU
+//! preempts a running one of a lower class. If it cannot, an idle processor is notified. A vCPU
+//! that left its processor queues behind the others of its class.
 //!
-//! A slice is 30 ms, and in its first millisecond nothing is preempted ([`QueueTerms::ratelimit`]).
-//! A processor whose next vCPU is OVER looks for a higher class elsewhere, at most once a
-//! millisecond. After each epoch a queue is sorted by class (stable) at the processor's next tick.
-//! BOOST and UNDER keep their order.
+//! A slice is 30 ms. Nothing is preempted in the first millisecond of a slice
+//! ([`QueueTerms::ratelimit`]). If the next vCPU of a processor is OVER, the processor looks for a
+//! higher class on other processors, at most once per millisecond. After each epoch a queue is
+//! sorted by class (stable) at the processor's next tick. The sort keeps the order of BOOST and
+//! UNDER.
 //!
 //! # Example
-//! With six hogs of equal weight, each waits five slices, 150 ms. A test covers this.
+//! If six vCPUs of equal weight always have work, each waits five slices, 150 ms. A test covers
+//! this.
 //!
 //! # Departures
-//! [`QueueTerms::XEN`] departs only in topology (one node) and in having no cache heat. With
-//! [`QueueTerms::by_credit`], the vCPU with the most credits goes first within a class, as in the
-//! paper (§III-A). The vCPU furthest behind its share then runs next, and shares stay within a
-//! slice.
+//! [`QueueTerms::XEN`] departs from Xen in two points: the topology is one node, and there is no
+//! cache heat. With [`QueueTerms::by_credit`], the vCPU with the most credits runs first within a
+//! class, as in the paper (§III-A). This is the vCPU furthest behind its share, so shares are
+//! accurate to a slice.
 //!
 //! # Cost
-//! O(n) a wake-up with n vCPUs waiting on the processor; O(n log n) an epoch.
+//! A wake-up costs O(n) if n vCPUs wait on the processor. An epoch costs O(n log n).
 
 use std::collections::VecDeque;
 
@@ -41,7 +44,8 @@ use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
 /// Constants of the run queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueTerms {
-    /// Whether the vCPU with the most credits goes first within a class, and not the first to come.
+    /// Whether the vCPU with the most credits runs first within a class. If not, the first to come
+    /// does.
     pub by_credit: bool,
     /// Time after starting to run during which a vCPU is not preempted.
     pub ratelimit: Nanos,
@@ -52,18 +56,18 @@ impl QueueTerms {
     pub const SLICE: Nanos = Nanos::from_millis(30);
     /// Minimum time between two looks at other processors.
     const STEAL_GAP: Nanos = Nanos::from_millis(1);
-    /// Constants of Xen.
+    /// Constants of Xen's credit scheduler.
     pub const XEN: Self = Self { by_credit: false, ratelimit: Nanos::from_millis(1) };
-    /// Constants of Penstock.
+    /// Constants of Penstock's credit queues.
     pub const BY_CREDIT: Self = Self { by_credit: true, ratelimit: Nanos(0) };
 }
 
 #[derive(Clone, Copy, Debug)]
 struct VcpuPlace {
     cpu: CpuId,
-    /// Whether it is runnable, which includes running.
+    /// Whether the vCPU is runnable, which includes running.
     runnable: bool,
-    /// Whether it stays on its processor.
+    /// Whether the vCPU stays on its processor.
     pinned: bool,
 }
 
@@ -75,12 +79,12 @@ struct Cpu {
     since: Nanos,
     /// Time at which a deferred preemption takes place: the end of the first millisecond.
     held: Option<Nanos>,
-    /// The epoch after which the queue was last sorted.
+    /// Number of the epoch after which the queue was last sorted.
     sorted: u64,
     looked: Option<Nanos>,
 }
 
-/// The run queues of all processors, with the accounts.
+/// The run queues of all processors, and the accounts of all vCPUs.
 #[derive(Clone, Debug)]
 pub struct Credit1 {
     book: CreditBook,
@@ -155,7 +159,7 @@ impl Credit1 {
         key(a) >= key(b)
     }
 
-    /// Queues a vCPU behind its equals.
+    /// Queues a vCPU behind the others of its class.
     fn insert(&mut self, vcpu: VcpuId) {
         let Some(place) = self.place(vcpu) else { return };
         let queue = &self.cpus[place.cpu.index()].queue;
@@ -180,7 +184,8 @@ impl Credit1 {
         }
     }
 
-    /// Continues with the account that `was` has in `before`, and runs or waits as `was` did.
+    /// Lets `vcpu` continue with the account that `was` has in `before`. It runs or waits as `was`
+    /// did.
     pub(crate) fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
         self.book.resume(vcpu, &before.book, was);
         if before.runnable(was) {
@@ -188,8 +193,8 @@ impl Credit1 {
         }
     }
 
-    /// Records that the vCPU had a slice for an event and continues. It goes before others as far
-    /// as its reserve pays.
+    /// Records that the vCPU had a slice for an event and has more to do. It runs before other
+    /// vCPUs as long as its reserve pays.
     pub(crate) fn go_on(&mut self, vcpu: VcpuId, slice: Nanos) {
         self.book.go_on(vcpu, slice);
         if self.unqueue(vcpu) {
@@ -197,7 +202,7 @@ impl Credit1 {
         }
     }
 
-    /// Ends running on the reserve.
+    /// Ends a vCPU's running on its reserve.
     pub(crate) fn end_drawing(&mut self, vcpu: VcpuId) {
         self.book.end_drawing(vcpu);
     }
@@ -212,7 +217,7 @@ impl Credit1 {
         }
     }
 
-    /// The processor that should decide again because `vcpu` waits.
+    /// The processor that should decide again because `vcpu` became runnable.
     fn tickle(&mut self, now: Nanos, vcpu: VcpuId) -> Option<CpuId> {
         let place = self.place(vcpu)?;
         let cpu = &mut self.cpus[place.cpu.index()];
@@ -265,7 +270,7 @@ impl Credit1 {
         state.running.take()
     }
 
-    /// Runs the waiting `vcpu` on its processor, for another reason than its credits.
+    /// Runs the waiting `vcpu` on its processor for a reason other than its credits.
     pub(crate) fn install(&mut self, now: Nanos, cpu: CpuId, vcpu: VcpuId) {
         self.unqueue(vcpu);
         if let Some(place) = self.place_mut(vcpu) {

@@ -61,7 +61,7 @@ fn a_boosted_one_preempts_after_the_first_millisecond() {
     assert_eq!(scheduler.wake(Nanos(400_000), vcpus[1], Cause::Event), None);
     assert!(!scheduler.poll(Nanos(999_999), CPU) && scheduler.poll(ms(1), CPU));
     assert_eq!(next(&mut scheduler, ms(1), ms(1)), vcpus[1]);
-    // Waking it again while it waits or runs has no effect.
+    // Waking a vCPU again while it waits or runs has no effect.
     assert_eq!(scheduler.wake(ms(2), vcpus[0], Cause::Event), None);
     assert_eq!(scheduler.wake(ms(2), vcpus[1], Cause::Event), None);
 }
@@ -87,7 +87,7 @@ fn a_vcpu_that_is_over_goes_behind_at_the_tick_after_the_epoch() {
         scheduler.book.tick(*vcpu);
         scheduler.wake(Nanos(0), *vcpu, Cause::Timer);
     }
-    // The front vCPU becomes overdrawn while it waits.
+    // The first vCPU in the queue becomes overdrawn while it waits.
     scheduler.charge(vcpus[0], ms(30));
     scheduler.account(ms(30));
     assert_eq!(scheduler.cpus[0].queue, [vcpus[0], vcpus[1], vcpus[2]]);
@@ -105,7 +105,8 @@ fn an_idle_processor_takes_work_and_one_whose_next_is_over_takes_better_work() {
     assert_eq!(scheduler.decide(ms(1), CpuId(1)).map(|t| t.vcpu), Some(vcpus[1]));
     assert_eq!(scheduler.cpu_of(vcpus[1]), Some(CpuId(1)));
     scheduler.wake(ms(1), vcpus[2], Cause::Timer);
-    // The vCPU of the second processor is OVER; the first has one that is not.
+    // The vCPU of the second processor is OVER. The first processor has a waiting vCPU that is not
+    // OVER.
     scheduler.charge(vcpus[1], ms(30));
     scheduler.book.tick(vcpus[1]);
     scheduler.account(ms(31));

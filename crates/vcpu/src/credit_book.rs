@@ -1,73 +1,74 @@
-//! Credit accounts: how much each vCPU may use, how much it used, and its resulting class.
+//! Credit accounts: how much time each vCPU may use, how much it has used, and the resulting class.
 //!
 //! # Problem
 //! Processor time is divided in proportion to weights. Time that no other VM wanted must not count
 //! against a VM.
 //!
 //! # Source
-//! Xen's credit scheduler (xen/common/sched_credit.c, 4.x): its rules and constants, not its text.
+//! Xen's credit scheduler (xen/common/sched_credit.c, 4.x). The module follows its rules and
+//! constants and copies none of its text.
 //!
 //! # Quantities
 //! - Credit: 1/10 ms of a processor ([`CreditTerms::XEN`]) or 1 ns ([`CreditTerms::FINE`]).
 //! - Epoch: 30 ms, which is 300 of Xen's credits for each processor.
-//! - Weight: counts for each active vCPU.
+//! - Weight: applies to each active vCPU of a VM.
 //! - Balance: the sum of the active vCPUs' credits after the last epoch.
 //!
 //! # Approach
-//! Used time burns credits; the remainder of the division is kept. A vCPU that a tick finds running
-//! becomes active and is no longer boosted. In every epoch each active VM gets its weight's part of
-//! all credits, and of a negative balance. It gets at most its cap, or what its active vCPUs could
-//! use; the rest goes to the VMs after it.
+//! Used time burns credits; the remainder of the division is kept. If a tick finds a vCPU running,
+//! the vCPU becomes active and is no longer boosted. In every epoch each active VM gets its part by
+//! weight of all credits, and of a negative balance. A VM gets at most its cap, and at most the
+//! credits that its active vCPUs could use. The rest goes to the VMs after it.
 //!
-//! Below 0 a vCPU is OVER, otherwise UNDER. The bounds are -1 epoch and +1 epoch. A vCPU above the
-//! upper bound does not use its credits, so it earns no more and keeps half. A vCPU below its cap
-//! by more than it may use in an epoch is parked until it is UNDER.
+//! A vCPU with credits below 0 is OVER, otherwise UNDER. Its credits are bounded to -1 epoch and
+//! +1 epoch. A vCPU above the upper bound does not use its credits, so it stops earning and keeps
+//! half. A vCPU that owes more than its cap for an epoch is parked until it is UNDER.
 //!
 //! # Example
-//! Weights 256 and 512 on one processor get 100 and 200 credits an epoch. A test covers this.
+//! On one processor, weights 256 and 512 get 100 and 200 credits per epoch. A test covers this.
 //!
 //! # Departures
 //! [`CreditTerms::XEN`] has none. [`CreditTerms::FINE`] has these:
 //!
-//! - Credits are nanoseconds. With 0.1 ms, rounding up would give a processor with 7 VMs 301
-//!   credits for 300.
-//! - The lower bound is ten epochs (measured in `docs/reference/vcpu.md`), and above the upper
-//!   bound only an idle vCPU stops earning. Bounds as wide as a slice would cut off what a slice
-//!   swings, and shares with it.
+//! - Credits are nanoseconds. With credits of 0.1 ms, rounding up would give a processor with 7 VMs
+//!   301 credits and not 300.
+//! - The lower bound is ten epochs (measured in `docs/reference/vcpu.md`). Above the upper bound
+//!   only an idle vCPU stops earning. A vCPU's credits swing by about a slice. A bound of one slice
+//!   would cut off part of this swing and distort the shares.
 //! - A vCPU that is charged or has work is active. Ticks coincide with slices of 0.5 ms, so a tick
-//!   might never find one vCPU of two.
-//! - A positive balance is subtracted, as a negative one is added. Otherwise time that pinned VMs
-//!   leave on other processors would be handed out repeatedly, and a later VM would wait until it
-//!   is used up.
+//!   might never find one of two vCPUs running.
+//! - A positive balance is subtracted, as a negative balance is added. Otherwise the time that
+//!   pinned VMs leave on other processors would be handed out repeatedly. A VM that starts later
+//!   would then wait until that credit is used up.
 //!
 //! # Cost
-//! O(1) except for `account`, which is O(vCPUs) an epoch.
+//! Each call is O(1), except `account`, which is O(vCPUs) per epoch.
 
 use penstock_units::{Nanos, VcpuId, VmId, Weight};
 
 use crate::contract::Contract;
 use crate::reserve::Reserve;
 
-/// Priority of a vCPU by its credits; greater goes first.
+/// Priority of a vCPU by its credits. The greater class runs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// It used more than its share.
+    /// The vCPU used more than its share.
     Over,
-    /// It has credits left.
+    /// The vCPU has credits left.
     Under,
-    /// It has credits left and was just woken.
+    /// The vCPU has credits left and was just woken.
     Boost,
 }
 
-/// Constants of a book.
+/// Constants of a credit book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreditTerms {
     /// Credits per millisecond of a processor.
     pub per_ms: i64,
     /// Number of epochs by which an account may be overdrawn.
     pub floor_epochs: i64,
-    /// Whether only ticks determine activity. If so, a vCPU with work may stop earning at the upper
-    /// bound, and earns again when a tick finds it running.
+    /// Whether only ticks make a vCPU active. If so, even a vCPU with work may stop earning at the
+    /// upper bound. It earns again when a tick finds it running.
     pub sampled: bool,
 }
 
@@ -76,9 +77,9 @@ impl CreditTerms {
     pub const EPOCH: Nanos = Nanos::from_millis(30);
     /// Time between two ticks.
     pub const TICK: Nanos = Nanos::from_millis(10);
-    /// Constants of Xen.
+    /// Constants of Xen's credit scheduler.
     pub const XEN: Self = Self { per_ms: 10, floor_epochs: 1, sampled: true };
-    /// Constants of Penstock.
+    /// Constants of Penstock's credit queues.
     pub const FINE: Self = Self { per_ms: 1_000_000, floor_epochs: 10, sampled: false };
 
     /// Credits of one processor in an epoch.
@@ -98,7 +99,8 @@ struct Account {
     active: bool,
     parked: bool,
     reserve: Reserve,
-    /// Level down to which it runs on its reserve; `None` if it does not.
+    /// Credit level down to which the vCPU runs on its reserve. `None` if it does not run on its
+    /// reserve.
     drawing: Option<i64>,
 }
 
@@ -128,7 +130,7 @@ pub struct CreditBook {
     holders: Vec<Option<Holder>>,
     /// VMs with active vCPUs, in the order in which they are served.
     order: Vec<VmId>,
-    /// Sum over the active vCPUs.
+    /// Sum of the weights of all active vCPUs.
     weight: i64,
     balance: i64,
 }
@@ -179,7 +181,8 @@ impl CreditBook {
         self.accounts.get_mut(vcpu.index())?.as_mut()
     }
 
-    /// Opens accounts for a VM: without credits, UNDER and not active. `None` if no number is free.
+    /// Opens accounts for a VM. Its vCPUs have no credits, are UNDER and are not active. `None` if
+    /// no number is free.
     pub fn open(&mut self, contract: &Contract, vcpus: usize) -> Option<(VmId, Vec<VcpuId>)> {
         let weight = i64::from(Weight::get(contract.weight));
         let cap_pct = i64::from(contract.cap_pct);
@@ -209,8 +212,8 @@ impl CreditBook {
         Some((vm, opened))
     }
 
-    /// Continues with the account that `was` has in `before`: its credits, its reserve, and whether
-    /// it earns.
+    /// Lets `vcpu` continue with the account that `was` has in `before`: with its credits, its
+    /// reserve, and its activity.
     pub fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
         let Some(old) = before.account_of(was) else { return };
         let Some(account) = self.account_mut(vcpu) else { return };
@@ -252,13 +255,13 @@ impl CreditBook {
         self.account_of(vcpu).is_some()
     }
 
-    /// Credits of a vCPU, negative if overdrawn; 0 for an unknown one.
+    /// Credits of a vCPU, negative if overdrawn. 0 for an unknown vCPU.
     #[must_use]
     pub fn credit(&self, vcpu: VcpuId) -> i64 {
         self.account_of(vcpu).map_or(0, |account| account.credit)
     }
 
-    /// Class of a vCPU; [`Class::Over`] for an unknown one.
+    /// Class of a vCPU. [`Class::Over`] for an unknown vCPU.
     #[must_use]
     pub fn class(&self, vcpu: VcpuId) -> Class {
         self.account_of(vcpu).map_or(Class::Over, |account| account.class)
@@ -276,7 +279,7 @@ impl CreditBook {
         self.account_of(vcpu).is_some_and(|account| account.active)
     }
 
-    /// Credits reserved for its I/O.
+    /// Credits reserved for the vCPU's I/O.
     #[must_use]
     pub fn reserve(&self, vcpu: VcpuId) -> i64 {
         self.account_of(vcpu).map_or(0, |account| account.reserve.level())
@@ -299,8 +302,9 @@ impl CreditBook {
         }
     }
 
-    /// Boosts a vCPU that is woken from block, if it has credits left, or if an external event woke
-    /// it and it has a reserve. Sets how far it may run on the reserve.
+    /// Boosts a vCPU that is woken from block if it has credits left. A vCPU without credits is
+    /// boosted if an external event woke it and it has a reserve. Also sets how far the vCPU may
+    /// run on its reserve.
     pub fn boost(&mut self, vcpu: VcpuId, event: bool) {
         let Some(account) = self.account_mut(vcpu) else { return };
         if account.parked {
@@ -314,8 +318,9 @@ impl CreditBook {
         }
     }
 
-    /// Boosts a vCPU that had a slice for an event and continues, if its reserve exceeds another
-    /// slice for the next event. Credits alone do not boost it, because it may only compute.
+    /// Boosts a vCPU that had a slice for an event and has more to do. Its reserve must exceed
+    /// another slice, which is kept for the next event. Credits alone do not boost the vCPU,
+    /// because it may only compute.
     pub fn go_on(&mut self, vcpu: VcpuId, slice: Nanos) {
         let kept = i64::try_from(
             u128::from(slice.0) * u128::from(self.terms.per_ms.unsigned_abs()) / 1_000_000,
@@ -328,7 +333,8 @@ impl CreditBook {
         }
     }
 
-    /// Time for which the vCPU may still run on its reserve; `None` if it does not run on it.
+    /// Time for which the vCPU may still run on its reserve. `None` if it does not run on its
+    /// reserve.
     #[must_use]
     pub fn drawing(&self, vcpu: VcpuId) -> Option<Nanos> {
         let account = self.account_of(vcpu)?;
@@ -337,7 +343,7 @@ impl CreditBook {
         Some(Nanos(level.saturating_mul(1_000_000) / per_ms))
     }
 
-    /// Ends running on the reserve.
+    /// Ends a vCPU's running on its reserve.
     pub fn end_drawing(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu) else { return };
         if account.drawing.take().is_some() {
@@ -345,7 +351,7 @@ impl CreditBook {
         }
     }
 
-    /// Records that a tick found the vCPU running. Its use was charged before.
+    /// Records that a tick found the vCPU running. Its time must have been charged before.
     pub fn tick(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu) else { return };
         if account.class == Class::Boost && account.drawing.is_none() {
@@ -409,7 +415,8 @@ impl CreditBook {
                     total += part(fair - peak, weights, left);
                 }
                 if short {
-                    // A VM that could not use all goes to the front, so that others come behind it.
+                    // A VM that could not use all its credits goes to the front, so that the others
+                    // come after it.
                     self.order.retain(|other| *other != vm);
                     self.order.insert(0, vm);
                 }
@@ -424,7 +431,8 @@ impl CreditBook {
         parking
     }
 
-    /// Gives one vCPU its part. Returns its credits afterwards, 0 if it is not active.
+    /// Gives one vCPU its part of its VM's credits. Returns its credits afterwards, or 0 if it is
+    /// not active.
     fn give(
         &mut self,
         vcpu: VcpuId,

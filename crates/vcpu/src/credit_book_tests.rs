@@ -54,7 +54,7 @@ fn an_overdrawn_vcpu_is_over_and_bounded_by_an_epoch() {
     let (mut book, vcpus) = active(CreditTerms::XEN, 1, &[contract(256, 0, 0); 2]);
     book.burn(vcpus[0], Nanos::from_millis(30));
     book.account(BUSY);
-    // 150 each, so one is at -150.
+    // Each gets 150, so the credits of one are -150.
     assert_eq!(credits(&book, &vcpus), [-150, 150]);
     assert_eq!((book.class(vcpus[0]), book.class(vcpus[1])), (Class::Over, Class::Under));
     book.burn(vcpus[0], Nanos::from_millis(60));
@@ -74,7 +74,8 @@ fn above_an_epoch_a_vcpu_stops_earning_and_keeps_half() {
     assert!(!book.active(vcpus[0]) && !book.active(vcpus[1]));
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [225, 225]);
-    // Found running, it earns again: all credits there are, up to what it could use.
+    // A tick finds the vCPU running, so it earns again. It gets all credits, up to what it could
+    // use.
     book.tick(vcpus[0]);
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [262, 225]);
@@ -86,17 +87,18 @@ fn a_negative_balance_is_handed_out_as_well() {
     vcpus.iter().for_each(|vcpu| book.burn(*vcpu, Nanos::from_millis(25)));
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [-100, -100]);
-    // 300, and the missing 200.
+    // The vCPUs get the 300 of the epoch and the missing 200.
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [150, 150]);
 }
 
 #[test]
 fn credits_that_a_vm_cannot_use_go_to_those_after_it() {
-    // Two processors. The heavy VM's part exceeds what its single vCPU could use.
+    // There are two processors. The heavy VM's part exceeds what its single vCPU could use.
     let (mut book, vcpus) =
         active(CreditTerms::XEN, 2, &[contract(100, 0, 0), contract(900, 0, 0)]);
-    // Served in the order of activity, the last first: 540 of 600, but at most 300; 240 go on.
+    // VMs are served in the order of activity, the last first. The heavy VM's part is 540 of 600.
+    // It gets at most 300, and the other 240 go to the light VM.
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [300, 300]);
 }
@@ -105,7 +107,8 @@ fn credits_that_a_vm_cannot_use_go_to_those_after_it() {
 fn a_vm_that_could_not_use_all_is_served_first_from_then_on() {
     let (mut book, vcpus) =
         active(CreditTerms::XEN, 2, &[contract(900, 0, 0), contract(100, 0, 0)]);
-    // The light VM is served first and gets its 60. No VM is left for what the other leaves.
+    // The light VM is served first and gets its 60. No VM is left for the credits that the heavy VM
+    // leaves.
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [300, 60]);
     vcpus.iter().for_each(|vcpu| book.burn(*vcpu, Nanos::from_millis(30)));
@@ -177,7 +180,7 @@ fn a_reserve_wakes_one_that_is_over_and_pays_for_what_it_runs() {
     assert_eq!((book.credit(v), book.reserve(v)), (-165, 5));
     book.end_drawing(v);
     assert_eq!((book.class(v), book.drawing(v)), (Class::Over, None));
-    // The unused part stays, beside the next one.
+    // The unused part stays and the next one is added.
     book.account(BUSY);
     assert_eq!(book.reserve(v), 5 + 15);
 }
@@ -188,7 +191,7 @@ fn by_penstocks_terms_a_waiting_vcpu_earns_and_an_idle_one_does_not() {
     let (mut book, vcpus) = active(CreditTerms::FINE, 3, &[contract(1, 0, 0); 2]);
     book.account(|vcpu| vcpu == vcpus[0]);
     assert_eq!(credits(&book, &vcpus), [epoch, epoch]);
-    // One of three epochs is left to hand out, because two are there already.
+    // The credits of one of three epochs are left to hand out, because the vCPUs already hold two.
     book.account(|vcpu| vcpu == vcpus[0]);
     assert_eq!(credits(&book, &vcpus), [epoch + epoch / 2, (epoch + epoch / 2) / 2]);
     assert!(book.active(vcpus[0]) && !book.active(vcpus[1]));

@@ -1,10 +1,11 @@
 //! The deadlines of one processor's vCPUs, earliest first.
 //!
 //! # Problem
-//! The queue decides which vCPU must preempt the running one, and when, so that none is late.
+//! The queue decides which vCPU must preempt the running one, and when, so that no vCPU is late.
 //!
 //! # Source
-//! VM jitter §III-A, §IV: a run queue by deadline, polled every 0.5 ms, with slices of 0.5 ms.
+//! VM jitter §III-A, §IV: the run queue is ordered by deadline and polled every 0.5 ms, with slices
+//! of 0.5 ms.
 //!
 //! # Quantities
 //! - Slot: 0.5 ms of the processor ([`SLICE`]), counted from time 0. Polls fall on the beginnings
@@ -12,22 +13,22 @@
 //! - Deadline: the time by which a vCPU must begin to run.
 //!
 //! # Approach
-//! A vCPU that must run by a deadline books a slot: the latest that begins by then. It chooses
-//! among its own slots and those that no other vCPU owns or has booked ([`crate::slots`]). If there
-//! is none, it books its next own slot, which begins less than a slot later. The vCPU is due when
-//! its slot begins, and two are never due together. It thus runs at most D + 0.5 ms after it was
-//! last descheduled: the paper's D and one poll.
+//! A vCPU that must run by a deadline books a slot: the latest that begins by the deadline. It
+//! chooses among its own slots and the slots that no other vCPU owns or has booked
+//! ([`crate::slots`]). If there is no such slot, it books its next own slot, which begins less than
+//! a slot later. The vCPU is due when its slot begins, and two vCPUs are never due together. A vCPU
+//! thus runs at most D + 0.5 ms after it was last descheduled. This is the paper's D and one poll.
 //!
 //! # Example
-//! D = 3 ms books the slot 6 slots later. A second vCPU due at the same time books the slot before.
-//! A test covers this.
+//! A vCPU with D = 3 ms books the slot 6 slots later. A second vCPU that is due at the same time
+//! books the slot before. A test covers this.
 //!
 //! # Departures
-//! The queue is ordered by booked slots and not by bare deadlines. With k equal deadlines, the last
-//! one would wait k - 1 slices more.
+//! The queue is ordered by booked slots and not by bare deadlines. By bare deadlines, the last of k
+//! vCPUs with equal deadlines would wait k - 1 slices more.
 //!
 //! # Cost
-//! O(n) a booking, with n vCPUs with deadlines on this processor.
+//! A booking costs O(n) if n vCPUs on this processor have deadlines.
 
 use penstock_units::{Nanos, VcpuId};
 
@@ -48,7 +49,7 @@ struct Member {
     deadline: Nanos,
     own: Residue,
     booked: Option<u64>,
-    /// Deadline of its booking.
+    /// Deadline for which the slot was booked.
     by: Nanos,
 }
 
@@ -59,14 +60,14 @@ pub struct DeadlineQueue {
 }
 
 impl DeadlineQueue {
-    /// A queue without members.
+    /// A queue without vCPUs.
     #[must_use]
     pub const fn new() -> Self {
         Self { members: Vec::new() }
     }
 
-    /// Adds a vCPU with its deadline, not queued. Returns whether it fits with the others. If it
-    /// does not, nothing has changed.
+    /// Adds a vCPU with its deadline. The vCPU is not queued. Returns whether it fits with the
+    /// others. If not, the queue is unchanged.
     pub fn join(&mut self, now: Nanos, vcpu: VcpuId, deadline: Nanos) -> bool {
         let own = Residue { period: 1, phase: 0 };
         self.members.push(Member { vcpu, deadline, own, booked: None, by: Nanos(0) });
@@ -80,12 +81,12 @@ impl DeadlineQueue {
     /// Removes a vCPU.
     pub fn part(&mut self, now: Nanos, vcpu: VcpuId) {
         self.members.retain(|member| member.vcpu != vcpu);
-        // A smaller set always fits.
+        // A subset of a set that fits always fits.
         self.lay_out(now);
     }
 
-    /// Assigns new own slots to all members and books again, the earliest deadline first. A booking
-    /// for a deadline closer than its owner's window can come a window late, once.
+    /// Assigns new own slots to all vCPUs and books again, the earliest deadline first. If a
+    /// deadline is closer than its vCPU's window, the booking can be late by one window, once.
     fn lay_out(&mut self, now: Nanos) -> bool {
         let windows: Vec<u64> = self.members.iter().map(|m| window(m.deadline)).collect();
         let Some(own) = layout(&windows) else { return false };
@@ -102,7 +103,7 @@ impl DeadlineQueue {
         self.members.iter_mut().find(|member| member.vcpu == vcpu)
     }
 
-    /// Whether `slot` is free for a vCPU.
+    /// Whether the vCPU may book `slot`.
     fn free(&self, slot: u64, vcpu: VcpuId) -> bool {
         self.members.iter().all(|member| {
             if member.vcpu == vcpu {
@@ -113,7 +114,8 @@ impl DeadlineQueue {
         })
     }
 
-    /// Queues `vcpu`, which must run by `by`. It keeps a booking that is not later.
+    /// Queues `vcpu`, which must run by `by`. A booking that it already has stays if it is not
+    /// later.
     pub fn enter(&mut self, now: Nanos, vcpu: VcpuId, by: Nanos) {
         let first = now.0.div_ceil(SLICE.0);
         let Some(member) = self.member(vcpu) else { return };
@@ -136,7 +138,7 @@ impl DeadlineQueue {
         }
     }
 
-    /// Removes the booking of a vCPU that runs or waits for something else.
+    /// Removes the booking of a vCPU that runs or waits for an event or timer.
     pub fn leave(&mut self, vcpu: VcpuId) {
         if let Some(member) = self.member(vcpu) {
             member.booked = None;
@@ -149,14 +151,14 @@ impl DeadlineQueue {
         self.members.iter().find(|member| member.vcpu == vcpu).map(|member| member.deadline)
     }
 
-    /// Beginning of a vCPU's booked slot, if it has one.
+    /// Beginning of a vCPU's booked slot. `None` if it has booked none.
     #[must_use]
     pub fn due_at(&self, vcpu: VcpuId) -> Option<Nanos> {
         let member = self.members.iter().find(|member| member.vcpu == vcpu)?;
         member.booked.map(|slot| Nanos(slot.saturating_mul(SLICE.0)))
     }
 
-    /// The vCPU that is due, except a running one.
+    /// The vCPU that is due, ignoring the running one.
     #[must_use]
     pub fn due(&self, now: Nanos, running: Option<VcpuId>) -> Option<VcpuId> {
         let slot = now.0 / SLICE.0;
@@ -199,7 +201,8 @@ mod tests {
     fn one_is_due_when_its_deadline_is_and_the_next_a_slot_before() {
         let mut queue = queue(&[3, 3]);
         queue.enter_anew(Nanos(0), A);
-        // Slot 6 may be B's own. A avoids it, but by at most B's one slot.
+        // Slot 6 may be an own slot of B. If so, A books the slot before it, because B owns only
+        // one slot.
         assert!([5, 6].map(|s| Some(Nanos(s * SLICE.0))).contains(&queue.due_at(A)));
         queue.enter_anew(Nanos(0), B);
         assert_ne!(queue.due_at(A), queue.due_at(B));
@@ -217,7 +220,7 @@ mod tests {
             (queue.due(Nanos(3 * MS - 1), None), queue.due(Nanos(3 * MS), None)),
             (None, Some(A))
         );
-        // A later deadline does not postpone it, but an earlier one counts.
+        // A later deadline does not postpone the booking, but an earlier one brings it forward.
         queue.enter(Nanos(100_000), A, Nanos(9 * MS));
         assert_eq!(queue.due_at(A), Some(Nanos(3 * MS)));
         queue.enter(Nanos(100_000), A, Nanos(2 * MS));

@@ -1,7 +1,8 @@
 //! Two run queues on each processor: by deadline, and by credits.
 //!
 //! # Problem
-//! How much of a processor a VM gets and how soon it gets it are different things.
+//! A VM needs a part of a processor, and it needs this part soon enough. These are two
+//! requirements.
 //!
 //! # Source
 //! VM jitter §III-A, §III-B, §IV.
@@ -10,32 +11,32 @@
 //! D is the VM's deadline. S is 0.5 ms: the slice of the deadline queue and the time between polls.
 //!
 //! # Approach
-//! 1. The driver domain goes before all others and is never preempted.
+//! 1. The driver domain runs before all others and is never preempted.
 //! 2. A vCPU that is due in the deadline queue ([`crate::deadline_queue`]) preempts the running one
 //!    for S.
 //! 3. Otherwise the credit queue decides ([`crate::credit1`]), for 30 ms, by class and then by
 //!    credits.
 //!
-//! A periodic vCPU is queued by deadline from when it is descheduled, while it is runnable. This
-//! also holds after a yield: it then runs again at its deadline. An aperiodic vCPU is queued from
-//! an external event on. Both stay queued until they ran for S or gave the processor up by
-//! themselves. A vCPU that was picked by credits and preempted sooner thus keeps its deadline, and
-//! an event that comes while the vCPU runs still counts.
+//! A periodic vCPU is queued by deadline from when it is descheduled, as long as it is runnable.
+//! This also holds after a yield: the vCPU then runs again at its deadline. An aperiodic vCPU is
+//! queued by deadline from an external event on. Both stay queued until they have run for S or gave
+//! the processor up by themselves. If a vCPU was picked by credits and preempted sooner, it thus
+//! keeps its deadline. An event that comes while the vCPU runs still counts.
 //!
-//! Both queues charge alike, so deadlines change when a VM runs and not how much. A deadline that a
-//! VM's share cannot pay for is not admitted ([`crate::admission`]).
+//! Both queues charge alike, so deadlines change when a VM runs and not how much. If a VM's share
+//! cannot pay for a deadline, the deadline is not admitted ([`crate::admission`]).
 //!
 //! # Use by an actuator
-//! An actuator does not own the run queue. [`DoubleQueue::ran`] tells what ran,
-//! [`DoubleQueue::due`] returns the vCPU to lend a slice to, and [`VcpuScheduler::charge`] and
-//! [`VcpuScheduler::account`] keep accounts.
+//! An actuator does not own the run queue. It reports what ran by [`DoubleQueue::ran`].
+//! [`DoubleQueue::due`] returns the vCPU to which it lends a slice. [`VcpuScheduler::charge`] and
+//! [`VcpuScheduler::account`] keep the accounts.
 //!
 //! # Departures
-//! Due vCPUs are placed on a raster of slots ([`crate::deadline_queue`]). A vCPU with a deadline
-//! stays on its processor, because its slots are there.
+//! A due vCPU has a slot on a fixed grid ([`crate::deadline_queue`]). A vCPU with a deadline stays
+//! on its processor, because its slots are there.
 //!
 //! # Cost
-//! That of the two queues.
+//! The cost is that of the two queues.
 
 use penstock_units::{CpuId, Nanos, VcpuId, VmId};
 
@@ -45,20 +46,20 @@ use crate::credit1::{Credit1, QueueTerms};
 use crate::deadline_queue::{DeadlineQueue, SLICE};
 use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
 
-/// Minimum time that is lent to a vCPU that continues.
+/// Minimum time that is lent to a vCPU that continues after its slice.
 const LEAST: Nanos = Nanos(SLICE.0 / 2);
 
 #[derive(Clone, Copy, Debug)]
 struct Term {
     mode: Mode,
     cpu: CpuId,
-    /// The slice that it is owed, if any.
+    /// The slice that the vCPU is owed, if any.
     owed: Option<Owed>,
-    /// The last event that came after it had already run for the one before.
+    /// The last event that came after the vCPU had already run for the event before.
     again: Option<Owed>,
 }
 
-/// Since when a slice is owed, and how long the vCPU has run since.
+/// Time since which a slice is owed, and how long the vCPU has run since then.
 #[derive(Clone, Copy, Debug)]
 struct Owed {
     since: Nanos,
@@ -122,7 +123,8 @@ impl DoubleQueue {
         self.cpus.get(cpu.index())?.deadlines.due(now, self.credit.running(cpu))
     }
 
-    /// Time at which the next vCPU on `cpu` is due. Before it, [`DoubleQueue::due`] returns `None`.
+    /// Time at which the next vCPU on `cpu` is due. [`DoubleQueue::due`] returns `None` before this
+    /// time.
     #[must_use]
     pub fn next_due(&self, cpu: CpuId) -> Option<Nanos> {
         self.cpus.get(cpu.index())?.deadlines.next_due()
@@ -135,15 +137,15 @@ impl DoubleQueue {
     }
 
     /// Records that a vCPU was seen to run for `time` and left its processor at `now`, which may be
-    /// in the past. It is charged, and its deadline counts from `now`. For an actuator; a caller
-    /// that decides itself uses [`VcpuScheduler::leave`] instead.
+    /// in the past. Charges the vCPU and counts its deadline from `now`. Only an actuator calls
+    /// this. A caller that owns the run queue uses [`VcpuScheduler::leave`] instead.
     pub fn ran(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
         self.charge_seen(vcpu, time);
         self.requeue(now, vcpu, Leave::Preempted);
     }
 
-    /// Like [`DoubleQueue::ran`], for a vCPU that had its slice although not all of it, because the
-    /// lender keeps a little of each slice. For an actuator.
+    /// Like [`DoubleQueue::ran`], but the vCPU counts as having had its whole slice. The actuator
+    /// keeps a little of each slice that it lends, so the vCPU may have run for less.
     pub fn served(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
         self.charge_seen(vcpu, time);
         if let Some(owed) = self.term_mut(vcpu).and_then(|term| term.owed.as_mut()) {
@@ -152,9 +154,9 @@ impl DoubleQueue {
         self.requeue(now, vcpu, Leave::Preempted);
     }
 
-    /// Like [`DoubleQueue::ran`], for a vCPU that was charged for a time in which it may not have
-    /// run: the lender came late, because the processor stood still for both. It is still owed its
-    /// slice. For an actuator.
+    /// Like [`DoubleQueue::ran`], for a vCPU that may not have run in the time for which it is
+    /// charged. The actuator lent the slice late, because the processor stood still for both. The
+    /// vCPU is still owed its slice.
     pub fn stood(&mut self, vcpu: VcpuId, time: Nanos) {
         let before = self.term(vcpu);
         self.charge_seen(vcpu, time);
@@ -164,14 +166,14 @@ impl DoubleQueue {
     }
 
     /// Records that a vCPU was seen to have nothing to do. It is owed no slice until it is woken.
-    /// For an actuator, like [`DoubleQueue::ran`].
+    /// Only an actuator calls this, as with [`DoubleQueue::ran`].
     pub fn blocked(&mut self, now: Nanos, vcpu: VcpuId) {
         self.credit.block(vcpu);
         self.requeue(now, vcpu, Leave::Blocked);
     }
 
     /// Lets the newly added `vcpu` continue as `was` in `before`: with its credits, and with its
-    /// owed slice if the mode is the same. For an actuator that gets a new list of vCPUs.
+    /// owed slice if the mode is the same. An actuator calls this when it gets a new list of vCPUs.
     pub fn resume(&mut self, now: Nanos, vcpu: VcpuId, before: &Self, was: VcpuId) {
         self.credit.resume(vcpu, &before.credit, was);
         let (Some(old), runnable) = (before.term(was), before.credit.runnable(was)) else { return };
@@ -186,15 +188,15 @@ impl DoubleQueue {
         }
     }
 
-    /// Whether the vCPU had a slice for an event, has not blocked since, and may continue while
-    /// none is due, because its reserve pays. An actuator then lends to it.
+    /// Whether an actuator should lend to the vCPU while no vCPU is due. True if the vCPU had a
+    /// slice for an event, has not blocked since, and has a reserve that pays for more.
     #[must_use]
     pub fn goes_on(&self, vcpu: VcpuId) -> bool {
         self.credit.runnable(vcpu) && self.book().drawing(vcpu).is_some_and(|left| left >= LEAST)
     }
 
-    /// Charges a vCPU. The rest of its reserve must be worth switching to the vCPU; less is
-    /// kept for later events.
+    /// Charges a vCPU. If the rest of its reserve is too small to be worth a switch to the vCPU,
+    /// the rest is kept for later events.
     fn charge_seen(&mut self, vcpu: VcpuId, time: Nanos) {
         self.charge(vcpu, time);
         if self.book().drawing(vcpu).is_some_and(|left| left < LEAST) {
@@ -202,18 +204,18 @@ impl DoubleQueue {
         }
     }
 
-    /// Owes the vCPU a slice from now on, unless it is owed one already.
+    /// Owes the vCPU a slice from `now` on, unless it is owed one already.
     fn owe(&mut self, now: Nanos, vcpu: VcpuId) {
         let Some(term) = self.term_mut(vcpu) else { return };
         if term.owed.is_some_and(|owed| owed.ran > Nanos(0)) {
-            // It has run for the event before.
+            // The vCPU has already run for the event before.
             term.again = Some(Owed::from(now));
         }
         let Owed { since, .. } = *term.owed.get_or_insert(Owed::from(now));
         self.enter(now, vcpu, since);
     }
 
-    /// Queues it for a slice that is owed since `since`.
+    /// Queues the vCPU for a slice that is owed since `since`.
     fn enter(&mut self, now: Nanos, vcpu: VcpuId, since: Nanos) {
         let Some(cpu) = self.term(vcpu).map(|term| term.cpu) else { return };
         let queue = self.deadlines(cpu);
@@ -222,7 +224,7 @@ impl DoubleQueue {
         }
     }
 
-    /// Decides what a vCPU that leaves its processor is owed.
+    /// Decides whether a vCPU that leaves its processor is owed a slice.
     fn requeue(&mut self, now: Nanos, vcpu: VcpuId, how: Leave) {
         let Some(term) = self.term_mut(vcpu).filter(|term| term.mode.is_real_time()) else {
             return;
@@ -254,7 +256,7 @@ impl DoubleQueue {
     fn begin(&mut self, cpu: CpuId, turn: Turn) {
         self.cpus[cpu.index()].lane = Some(turn.lane);
         if let Some(term) = self.term_mut(turn.vcpu) {
-            // It may have been stolen. vCPUs with deadlines are not stolen.
+            // Another processor may have stolen the vCPU. vCPUs with deadlines are not stolen.
             term.cpu = cpu;
         }
     }
@@ -331,7 +333,7 @@ impl VcpuScheduler for DoubleQueue {
         self.credit.leave(now, cpu, how);
         self.cpus[cpu.index()].lane = None;
         if driver && how == Leave::Preempted {
-            // Its slice is over, and it continues before all others.
+            // The vCPU's slice is over, and it continues before all others.
             self.credit.unqueue(vcpu);
             self.cpus[cpu.index()].drivers.push(vcpu);
         }

@@ -23,7 +23,7 @@ fn hog(scheduler: &mut DoubleQueue) -> VcpuId {
     vcpu
 }
 
-/// Lets the running vCPU leave after it used `ran`. Returns the next one, and its reason to run.
+/// Lets the running vCPU leave after it used `ran`. Returns the next vCPU and its reason to run.
 fn next(scheduler: &mut DoubleQueue, now: Nanos, ran: Nanos, how: Leave) -> Option<(VcpuId, Lane)> {
     if let Some(vcpu) = scheduler.credit.running(CPU) {
         scheduler.charge(vcpu, ran);
@@ -39,7 +39,7 @@ fn a_periodic_one_comes_again_at_its_deadline_for_a_slice() {
     let hog = hog(&mut scheduler);
     scheduler.wake(Nanos(0), periodic, Cause::Timer);
     scheduler.decide(Nanos(0), CPU);
-    // Its credits are used up, so the other continues for long, except for these slices.
+    // The first vCPU's credits are used up, so the other runs on, except for these slices.
     let first = next(&mut scheduler, us(2_000), us(2_000), Leave::Preempted);
     assert_eq!(first, Some((periodic, Lane::Credit)), "it was woken after the other");
     let then = next(&mut scheduler, us(30_000), us(28_000), Leave::Preempted);
@@ -93,7 +93,7 @@ fn an_aperiodic_one_has_a_deadline_from_an_event_on() {
     scheduler.charge(hog, us(10));
     scheduler.wake(us(10), answers, Cause::Timer);
     next(&mut scheduler, us(10), us(0), Leave::Preempted);
-    // Both have work and no event came, so only credits count.
+    // Both vCPUs have work and no event came, so only credits count.
     assert!(!scheduler.poll(us(29_000), CPU));
     next(&mut scheduler, us(29_000), us(28_990), Leave::Preempted);
     assert_eq!(scheduler.credit.running(CPU), Some(hog));
@@ -127,7 +127,7 @@ fn the_driver_domain_preempts_all_and_is_preempted_by_none() {
     let driver = add(&mut scheduler, Contract::driver(Weight::ONE));
     let hog = hog(&mut scheduler);
     scheduler.decide(Nanos(0), CPU);
-    // This holds whatever the driver domain used before.
+    // This holds for any time that the driver domain used before.
     scheduler.charge(driver, Nanos::from_secs(1));
     assert_eq!(scheduler.wake(us(100), driver, Cause::Event), Some(CPU));
     let turn = next(&mut scheduler, us(100), us(100), Leave::Preempted);
@@ -196,7 +196,7 @@ fn a_vcpu_that_needs_more_than_a_slice_for_an_event_continues_as_its_reserve_pay
             more += 1;
         }
         assert_eq!(more > 10, goes_on, "{io_reserve_pct} %: {more}");
-        // All of it counts, and one slice is kept for the next event.
+        // All time that ran is charged, and one slice is kept for the next event.
         let book = scheduler.book();
         assert_eq!(book.credit(server) + book.reserve(server), share - slice * (more + 1));
         let kept = reserve - slice * more;

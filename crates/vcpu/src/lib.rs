@@ -5,25 +5,26 @@
 //! Nothing here reads a clock or starts a thread. Time is an argument, so the simulator, property
 //! tests and an actuator on a real host run the same code. Decision ([`VcpuScheduler::decide`]),
 //! charge ([`VcpuScheduler::charge`]) and accounting ([`VcpuScheduler::account`]) are separate,
-//! because an actuator learns afterwards what ran. Arithmetic is in integers, and the same calls
-//! give the same answers.
+//! because an actuator learns only afterwards which vCPU ran. All arithmetic is in integers. The
+//! same calls return the same results.
 //!
 //! # Sources
-//! \"Defeating Network Jitter for Virtual Machines\" (L. Cheng, C.-L. Wang); Xen's credit scheduler
-//! (xen/common/sched_credit.c), whose rules and constants are followed.
+//! - \"Defeating Network Jitter for Virtual Machines\" (L. Cheng, C.-L. Wang).
+//! - Xen's credit scheduler (xen/common/sched_credit.c). This crate follows its rules and
+//!   constants.
 //!
 //! # Modules
 //!
 //! | Module | Content |
 //! |---|---|
 //! | [`contract`] | the parameters of a VM |
-//! | [`scheduler`] | the one interface, for both policies |
+//! | [`scheduler`] | the interface of both policies |
 //! | [`double_queue`] | deadlines before credits: what Penstock uses |
 //! | [`credit1`] | Xen's credit scheduler, the baseline and the lower of the two queues |
 //! | [`credit_book`], [`reserve`] | accounts, classes, credits kept for I/O |
-//! | [`deadline_queue`], [`slots`] | deadlines of a processor, placed so that none is missed |
+//! | [`deadline_queue`], [`slots`] | deadlines of a processor and the slots that keep them |
 //! | [`admission`], [`placement`] | which VMs fit, and where |
-//! | [`reservation`] | time reserved by the kernel, and what that leaves |
+//! | [`reservation`] | time that the kernel reserves, and the time that remains |
 //! | [`terms`] | the configuration tables of an operator |
 //! | [`seating`], [`mod@planned`] | the processor of each vCPU, and whether its deadline is kept |
 //! | [`bells`] | layout of the shared file by which the switch reports arrived frames |

@@ -1,35 +1,37 @@
 //! Placement: the processor of each vCPU.
 //!
 //! # Problem
-//! Deadlines need room on one processor, and none may be on the driver domain's.
+//! Deadlines need room on one processor. None of them may be on the driver domain's processor.
 //!
 //! # Source
-//! VM jitter §III-B: the driver domain preempts all and shares its processor with no real-time
-//! guest.
+//! VM jitter §III-B: the driver domain preempts all others, and no real-time guest runs on its
+//! processor.
 //!
 //! # Quantities
-//! Shares are in millionths of a processor, when all vCPUs have work. They divide all processors by
-//! weight, with at most one processor for a vCPU. What such a heavy vCPU leaves goes to the others.
+//! Shares are in millionths of a processor and hold when all vCPUs have work. The shares divide all
+//! processors by weight, with at most one processor for each vCPU. The excess of a heavy vCPU above
+//! one processor goes to the others.
 //!
 //! # Approach
 //! 1. The driver domain's vCPUs take the first processors.
-//! 2. Each vCPU whose share would exceed a processor gets one before all others.
+//! 2. Each heavy vCPU gets a processor before all others. A vCPU is heavy if its share would exceed
+//!    a processor.
 //! 3. vCPUs with deadlines follow, the shortest deadline first. Each goes to the processor that
-//!    admits it and where deadlines take least. It is never the driver domain's, and not that of a
-//!    heavy vCPU if possible.
-//! 4. All others follow, the heaviest first, to the processor with the least weight. They only
-//!    start there, because the credit queues balance them.
+//!    admits it and where deadlines take least. It never goes to the driver domain's processor, and
+//!    if possible not to that of a heavy vCPU.
+//! 4. All other vCPUs follow, the heaviest first. Each goes to the processor with the least weight.
+//!    It only starts there, because the credit queues balance these vCPUs.
 //!
 //! # Example
-//! A driver domain and four VMs with D = 3 ms on three processors: two VMs each on the second and
-//! third. A test covers this.
+//! A driver domain and four VMs with D = 3 ms share three processors. Two of the VMs are placed on
+//! the second processor and two on the third. A test covers this.
 //!
 //! # Departures
-//! The paper only keeps real-time guests off the driver domain's processor. Here admission decides
-//! what fits.
+//! The paper only keeps real-time guests off the driver domain's processor. Here admission also
+//! checks whether their deadlines fit.
 //!
 //! # Cost
-//! O(vCPUs x processors) calls of [`crate::admission`].
+//! Placement makes O(vCPUs x processors) calls of [`crate::admission`].
 
 use core::cmp::Reverse;
 
@@ -42,9 +44,9 @@ use crate::contract::{Contract, Mode};
 /// A VM to place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guest {
-    /// Its scheduling parameters.
+    /// Scheduling parameters of the VM.
     pub contract: Contract,
-    /// Number of its vCPUs.
+    /// Number of the VM's vCPUs.
     pub vcpus: u16,
 }
 
@@ -52,7 +54,7 @@ pub struct Guest {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PlacementError {
-    /// No processor is left beside the driver domain's.
+    /// Only the driver domain's processors exist, so none is left for this VM.
     #[error("VM {vm} has no processor to run on; give the scheduler more than the driver domain's")]
     NoProcessor {
         /// Index of the VM in the list.
@@ -63,9 +65,9 @@ pub enum PlacementError {
     Refused {
         /// Index of the VM in the list.
         vm: usize,
-        /// The processor where the least is missing.
+        /// The processor that comes nearest to admitting the VM.
         cpu: CpuId,
-        /// Reason for the refusal there.
+        /// Reason for the refusal on that processor.
         reason: Refusal,
     },
 }
@@ -73,7 +75,7 @@ pub enum PlacementError {
 #[derive(Clone, Debug, Default)]
 struct Load {
     driver: bool,
-    /// Whether a vCPU is there whose share would exceed the processor.
+    /// Whether the processor has a vCPU with a share that would exceed the processor.
     heavy: bool,
     claims: Vec<Claim>,
     weight: u64,
@@ -91,8 +93,8 @@ fn weight(guest: &Guest) -> u64 {
     u64::from(guest.contract.weight.get())
 }
 
-/// Share of all vCPUs whose share does not exceed a processor, in millionths of a processor, and
-/// the sum of their weights.
+/// Share of all vCPUs that are not heavy, in millionths of a processor, and the sum of their
+/// weights. A vCPU is heavy if its share would exceed a processor.
 fn besides_heavy(guests: &[Guest], cpus: u16) -> (u64, u64) {
     let mut order: Vec<&Guest> = guests.iter().collect();
     order.sort_by_key(|guest| Reverse(weight(guest)));
@@ -108,10 +110,10 @@ fn besides_heavy(guests: &[Guest], cpus: u16) -> (u64, u64) {
     (left, sum)
 }
 
-/// Assigns processors to the vCPUs of every VM, in their order.
+/// Assigns a processor to each vCPU of each VM, in the order of the list.
 ///
 /// # Errors
-/// The first VM that cannot be placed, with the reason.
+/// Returns the first VM that cannot be placed, with the reason.
 pub fn place(
     guests: &[Guest],
     cpus: u16,
@@ -156,7 +158,8 @@ fn cpu_id(at: usize) -> CpuId {
     CpuId(u16::try_from(at).unwrap_or(u16::MAX))
 }
 
-/// The processor with the least deadlines that admits one more. The claim is entered there.
+/// The processor where deadlines take least among those that admit the claim. Enters the claim
+/// there.
 fn with_room(
     loads: &mut [Load],
     vm: usize,
@@ -218,13 +221,14 @@ mod tests {
             ..guest(Mode::None, 0)
         });
         assert_eq!((share_ppm(&guests, 0, 2), share_ppm(&guests, 2, 2)), (500_000, WHOLE_PPM));
-        // The heavy VM has a processor to itself, and both deadlines are kept on the other.
+        // The heavy VM has a processor to itself, and both deadlines are kept on the other
+        // processor.
         let homes = place(&guests, 2, Limits::default()).unwrap();
         assert!(homes[0] == homes[1] && homes[0] != homes[2], "{homes:?}");
-        // On one processor it leaves nothing.
+        // On one processor the heavy VM gets nearly all of it.
         assert_eq!(share_ppm(&guests, 0, 1), 9_803);
         assert!(place(&guests, 1, Limits::default()).is_err());
-        // With as many heavy vCPUs as processors, light ones are guaranteed nothing.
+        // With as many heavy vCPUs as processors, light vCPUs are guaranteed nothing.
         guests[2].vcpus = 2;
         assert_eq!((share_ppm(&guests, 0, 2), share_ppm(&guests, 2, 2)), (9_900, 990_099));
     }

@@ -1,4 +1,4 @@
-//! Where the VMs of a configuration would be placed if all of them ran with their planned vCPUs.
+//! Placement of a configuration's VMs if all of them ran with their planned vCPUs.
 
 use crate::admission::Limits;
 use crate::reservation::{Ask, Granted, Taken, kernel_limit_ppm, plan, taken};
@@ -8,18 +8,18 @@ use crate::terms::{VcpuSection, VmTable};
 /// Linux's default limit for deadline threads, in microseconds per second.
 const RT_RUNTIME_US: i64 = 950_000;
 
-/// What a VM would get.
+/// Result of the plan for one VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Planned {
     /// Processor and share of each vCPU; empty for a VM with reserved time.
     pub places: Vec<Place>,
-    /// Reservation of each of its vCPUs.
+    /// Reservation of each of the VM's vCPUs. `None` if the VM has no reserved time.
     pub granted: Option<Granted>,
-    /// Why it does not get what it requested, with the remedy.
+    /// Why the VM does not get what it requested, with the remedy.
     pub problem: Option<String>,
 }
 
-/// What each of `vms` would get, in their order. The tables must have no mistakes.
+/// The result for each of `vms`, in their order. The tables must have no mistakes.
 #[must_use]
 pub fn planned(section: &VcpuSection, vms: &[&VmTable]) -> Vec<Planned> {
     let cpus = u64::try_from(section.cpus.len()).unwrap_or(u64::MAX);

@@ -1,27 +1,30 @@
 //! Reservations of vCPU time by `SCHED_DEADLINE`, and whether they fit.
 //!
 //! # Problem
-//! The time of some VMs must not depend on a scheduler in user space. For them the kernel itself
-//! gives each vCPU `runtime` in every `period`.
+//! The time of some VMs must not depend on a scheduler in user space. For these VMs the kernel
+//! itself gives each vCPU `runtime` in every `period`.
 //!
 //! # Source
-//! Linux `scheduler/sched-deadline.rst` (constant bandwidth server, admission, GRUB).
+//! Linux `scheduler/sched-deadline.rst` describes the constant bandwidth server, admission and
+//! GRUB.
 //!
 //! # Approach
 //! A VM without a `runtime` reserves its share by weight among all VMs. The share is of the
-//! processors without what other VMs reserved by an explicit `runtime`. All such VMs together get
-//! at most what the kernel admits, minus [`FAIR_PPM`] for the fair class. VMs are checked in the
-//! order of the file. A VM is refused if its vCPUs take the sum above `sched_rt_runtime_us /
-//! sched_rt_period_us` of the processors. The kernel checks again for the whole root domain, which
-//! others may use too.
+//! processors minus the time that other VMs reserved by an explicit `runtime`. All VMs without a
+//! `runtime` together get at most what the kernel admits, minus [`FAIR_PPM`] for the fair class.
+//!
+//! VMs are checked in the order of the file. A VM is refused if the sum with its vCPUs exceeds the
+//! part `sched_rt_runtime_us / sched_rt_period_us` of the processors. The kernel checks again for
+//! the whole root domain, which other programs may use too.
 //!
 //! # Effect on others ([`Taken`])
-//! Such a vCPU may run on any processor of its root domain, before every slice that is lent. Shares
-//! are therefore those of the average remainder. Slices of deadlines may take the rest if all
-//! reserved time falls on one processor. A vCPU that reclaims can take a whole processor.
+//! A vCPU with a reservation may run on any processor of its root domain, before every slice that
+//! is lent. Shares are therefore parts of the average time that remains. All reserved time may fall
+//! on one processor. Slices of deadlines get only what then remains there. A vCPU that reclaims can
+//! take a whole processor.
 //!
 //! # Cost
-//! O(VMs).
+//! Planning takes O(VMs).
 
 use penstock_units::Nanos;
 use thiserror::Error;
@@ -30,30 +33,30 @@ use crate::admission::WHOLE_PPM;
 
 /// The shortest run time that the kernel accepts.
 pub const RUNTIME_MIN: Nanos = Nanos(1_024);
-/// Part of each processor that share-based run times leave to the fair class, in millionths: that
-/// of the fair server since Linux 6.12, 50 ms in a second.
+/// Part of each processor that run times by share leave to the fair class, in millionths. It equals
+/// the part of the kernel's fair server since Linux 6.12, 50 ms in a second.
 pub const FAIR_PPM: u64 = 50_000;
 
-/// Reservation that a VM asks for, for each of its vCPUs.
+/// Reservation that a VM requests for each of its vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserve {
     /// The period, which is also the deadline.
     pub period: Nanos,
     /// Run time in each period; `None` means the VM's share.
     pub runtime: Option<Nanos>,
-    /// Whether it may use time that other deadline threads leave (`SCHED_FLAG_RECLAIM`). On Linux
-    /// this is up to 95 % of a processor, at the cost of all VMs without a reservation.
+    /// Whether the vCPU may use time that other deadline threads leave (`SCHED_FLAG_RECLAIM`). On
+    /// Linux this is up to 95 % of a processor, at the cost of all VMs without a reservation.
     pub reclaim: bool,
 }
 
 /// A running VM with its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Requested reservation; `None` if it runs by weight.
+    /// Requested reservation. `None` if the VM runs by weight.
     pub reserve: Option<Reserve>,
     /// Weight of each vCPU.
     pub weight: u64,
-    /// Number of vCPUs.
+    /// Number of vCPUs of the VM.
     pub vcpus: u64,
 }
 
@@ -64,7 +67,7 @@ pub struct Granted {
     pub runtime: Nanos,
     /// Length of the period.
     pub period: Nanos,
-    /// As in [`Reserve::reclaim`].
+    /// Whether the vCPU may use time that others leave, as in [`Reserve::reclaim`].
     pub reclaim: bool,
 }
 
@@ -79,9 +82,9 @@ impl Granted {
 /// Time that reservations take from others, in millionths of a processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Average over all processors.
+    /// Average part over all processors.
     pub mean_ppm: u64,
-    /// On a processor where all reserved vCPUs happen to run.
+    /// Part of one processor if all reserved vCPUs happen to run there.
     pub most_ppm: u64,
 }
 
@@ -93,9 +96,9 @@ pub struct Taken {
     Pct(*.sum_ppm), counted(*.cpus), Pct(*.max_ppm), shorter(*.fits)
 )]
 pub struct TooMuch {
-    /// Sum with this VM, in millionths.
+    /// Sum of all reservations including this VM's, in millionths.
     pub sum_ppm: u64,
-    /// The limit, in millionths.
+    /// The limit on the sum, in millionths.
     pub max_ppm: u64,
     /// Number of processors to which the limit applies.
     pub cpus: u64,
@@ -103,12 +106,12 @@ pub struct TooMuch {
     pub fits: Nanos,
 }
 
-/// A number of CPUs in words.
+/// Formats a number of CPUs with its noun.
 fn counted(cpus: u64) -> String {
     if cpus == 1 { "1 CPU".to_owned() } else { format!("{cpus} CPUs") }
 }
 
-/// The remedy besides more processors. It suggests no run time if none would fit.
+/// The remedy other than more processors. It suggests no run time if none would fit.
 fn shorter(fits: Nanos) -> String {
     if fits < RUNTIME_MIN {
         return "give another VM less, or ".to_owned();
@@ -134,16 +137,16 @@ fn part(runtime: Nanos, period: Nanos) -> u64 {
     ratio(runtime.0, WHOLE_PPM, period.0)
 }
 
-/// Part of each processor that the kernel admits, in millionths, by its `sched_rt_runtime_us` (-1:
-/// no limit) and `sched_rt_period_us`.
+/// Part of each processor that the kernel admits, in millionths. The arguments are its
+/// `sched_rt_runtime_us` (-1 means no limit) and `sched_rt_period_us`.
 #[must_use]
 pub fn kernel_limit_ppm(runtime_us: i64, period_us: Option<i64>) -> u64 {
     let period = period_us.and_then(|us| u64::try_from(us).ok()).unwrap_or(1_000_000);
     u64::try_from(runtime_us).map_or(WHOLE_PPM, |us| ratio(us, WHOLE_PPM, period).min(WHOLE_PPM))
 }
 
-/// Millionths of a processor that each vCPU without a `runtime` reserves, as a function of its
-/// weight.
+/// The part of a processor that each vCPU without a `runtime` reserves, in millionths, as a
+/// function of its weight.
 fn by_weight(asks: &[Ask], cpus: u64, max_ppm: u64) -> impl Fn(u64) -> u64 {
     let named = |ask: &&Ask| ask.reserve.is_some_and(|reserve| reserve.runtime.is_some());
     let one = |ask: &Ask| ask.reserve.map_or(0, |r| part(r.runtime.unwrap_or_default(), r.period));
@@ -158,7 +161,7 @@ fn by_weight(asks: &[Ask], cpus: u64, max_ppm: u64) -> impl Fn(u64) -> u64 {
     move |weight| ratio(left, weight, all).min(ratio(room, weight, following)).min(most)
 }
 
-/// Reservation of each VM, in their order. `None` if the VM runs by weight.
+/// Reservation of each VM, in the order of `asks`. `None` if the VM runs by weight.
 #[must_use]
 pub fn plan(asks: &[Ask], cpus: u64, max_ppm: u64) -> Vec<Option<Result<Granted, TooMuch>>> {
     let share = by_weight(asks, cpus, max_ppm);
@@ -166,7 +169,7 @@ pub fn plan(asks: &[Ask], cpus: u64, max_ppm: u64) -> Vec<Option<Result<Granted,
     let mut sum = 0;
     let mut one = |ask: &Ask| {
         let Reserve { period, runtime, reclaim } = ask.reserve?;
-        // In whole microseconds, to be readable.
+        // Run times are whole microseconds, so that they are easy to read.
         let follows = || {
             let exact = ratio(period.0, share(ask.weight), WHOLE_PPM);
             Nanos(exact / 1_000 * 1_000).max(RUNTIME_MIN)
@@ -184,7 +187,7 @@ pub fn plan(asks: &[Ask], cpus: u64, max_ppm: u64) -> Vec<Option<Result<Granted,
     asks.iter().map(&mut one).collect()
 }
 
-/// Time that these reservations take from others. Each is given with its number of vCPUs.
+/// Time that these reservations take from others. Each reservation comes with its number of vCPUs.
 #[must_use]
 pub fn taken(granted: &[(Granted, u64)], cpus: u64) -> Taken {
     let sum: u64 = granted.iter().map(|(each, vcpus)| each.ppm() * vcpus).sum();
@@ -218,10 +221,10 @@ mod tests {
     fn a_run_time_that_is_not_given_is_the_share() {
         assert_eq!(runtime_us(&[ask(None, 1, 1), hog(1), hog(1), hog(2)], 1), [600]);
         assert_eq!(runtime_us(&[ask(None, 1, 1), hog(1)], 1), [1_500], "VMs went");
-        // Time that another VM reserved by an explicit `runtime` is not divided.
+        // Time that another VM reserved by an explicit `runtime` is not divided by weight.
         assert_eq!(runtime_us(&[ask(Some(1_500), 1, 1), ask(None, 1, 1), hog(1)], 1), [1_500, 750]);
         assert_eq!(runtime_us(&[ask(None, 1, 2), hog(2)], 2), [1_500]);
-        // A single VM, and two that ask for everything, get what the kernel admits.
+        // A single VM gets what the kernel admits. So do two VMs that request everything, together.
         assert_eq!(runtime_us(&[ask(None, 7, 1)], 4), [2_700]);
         assert_eq!(runtime_us(&[ask(None, 1, 1), ask(None, 1, 1)], 1), [1_350, 1_350]);
     }

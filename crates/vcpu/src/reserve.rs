@@ -1,30 +1,31 @@
 //! Credits that are kept for I/O.
 //!
 //! # Problem
-//! A VM whose compute-bound processes used up its credits cannot answer requests, because it is
-//! OVER and not boosted.
+//! A VM may have compute-bound processes that use up its credits. It then cannot answer requests,
+//! because it is OVER and not boosted.
 //!
 //! # Source
-//! VM jitter §III-A, \"Credit Reservation for I/O\". It leaves open how much is reserved.
+//! VM jitter §III-A, \"Credit Reservation for I/O\". The paper leaves open how much is reserved.
 //!
 //! # Quantities
-//! Credits, in the unit of the book that has the account.
+//! Amounts are credits, in the unit of the book that has the account.
 //!
 //! # Approach
-//! A part of what a vCPU gets in every accounting epoch goes to the reserve first. What exceeds two
-//! epochs' parts goes to its ordinary credits, so nothing is lost and shares stay. Only a vCPU that
-//! an external event woke from block runs on the reserve, also when it continues because the slice
-//! for the event was not enough. The rest stays for the next epoch.
+//! In every accounting epoch, a part of what a vCPU gets goes to the reserve first. The reserve is
+//! bounded to two epochs' parts. The excess goes to the vCPU's ordinary credits, so nothing is lost
+//! and shares stay the same. A vCPU runs on the reserve only if an external event woke it from
+//! block. It may continue on the reserve if the slice for the event was not enough. Unused reserve
+//! stays for the next epoch.
 //!
 //! # Example
-//! 10 % of 100 credits adds 10 an epoch, up to 20. A test covers this.
+//! A reserve of 10 % gets 10 of 100 credits in an epoch and holds at most 20. A test covers this.
 //!
 //! # Departures
-//! The carried rest is bounded. Otherwise a VM that was silent for an hour could hold all others up
-//! for minutes.
+//! The reserve that is carried over is bounded. Otherwise a VM that was silent for an hour could
+//! delay all others for minutes.
 //!
 //! # Cost
-//! O(1).
+//! Each call is O(1).
 
 /// Maximum level of a reserve, in epochs' parts.
 const EPOCHS_MAX: i64 = 2;
@@ -49,12 +50,13 @@ impl Reserve {
         self.level
     }
 
-    /// Takes over the level of a previous reserve; zero if this one has no part.
+    /// Takes over the level of a previous reserve. If this reserve has 0 percent, the level becomes
+    /// 0.
     pub fn resume(&mut self, before: Self) {
         self.level = if self.pct == 0 { 0 } else { before.level };
     }
 
-    /// Takes its part of the credits given in an epoch, and returns the rest.
+    /// Takes the reserve's part of the credits given in an epoch, and returns the rest.
     pub fn fill(&mut self, given: i64) -> i64 {
         let part = given.saturating_mul(self.pct) / 100;
         let room = (part.saturating_mul(EPOCHS_MAX) - self.level).clamp(0, part);
@@ -62,7 +64,8 @@ impl Reserve {
         given - room
     }
 
-    /// Pays for `used` credits, down to the level `kept`, and returns what it could not cover.
+    /// Pays for `used` credits, down to the level `kept`, and returns the credits that it could not
+    /// pay.
     pub fn draw(&mut self, used: i64, kept: i64) -> i64 {
         let drawn = used.min(self.level - kept).max(0);
         self.level -= drawn;

@@ -1,15 +1,15 @@
 //! The common interface of both policies.
 //!
 //! # Order of calls
-//! The owner of the processors reports what happens and asks what runs next:
+//! The owner of the processors reports what happens and asks which vCPU runs next:
 //!
-//! - A vCPU becomes runnable, or an external event came for it: [`VcpuScheduler::wake`].
-//! - On each processor, every 0.5 ms: [`VcpuScheduler::poll`]; every 10 ms:
-//!   [`VcpuScheduler::tick`].
-//! - Every 30 ms, once for all processors: [`VcpuScheduler::account`].
-//! - To decide again: [`VcpuScheduler::charge`] for what the running vCPU used since it was last
-//!   charged, [`VcpuScheduler::leave`] with its reason to leave, [`VcpuScheduler::decide`] for the
-//!   next.
+//! - If a vCPU becomes runnable, or an external event came for it, call [`VcpuScheduler::wake`].
+//! - On each processor, call [`VcpuScheduler::poll`] every 0.5 ms and [`VcpuScheduler::tick`] every
+//!   10 ms.
+//! - Call [`VcpuScheduler::account`] every 30 ms, once for all processors.
+//! - To decide again, make three calls. [`VcpuScheduler::charge`] charges the running vCPU for its
+//!   time since the last charge. [`VcpuScheduler::leave`] reports its reason to leave.
+//!   [`VcpuScheduler::decide`] picks the next vCPU.
 //!
 //! A charge may come late, because it changes only accounts.
 
@@ -20,20 +20,21 @@ use crate::contract::Contract;
 /// Why a vCPU is woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// An event from outside: a packet or an interrupt for it. Also reported for a runnable vCPU.
+    /// An external event: a packet or an interrupt for the vCPU. It is also reported for a runnable
+    /// vCPU.
     Event,
-    /// Its own timer, or its start.
+    /// The vCPU's own timer, or its start.
     Timer,
 }
 
 /// Why a vCPU leaves its processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// Its slice is over, or another vCPU preempts it; it has more to do.
+    /// The vCPU's slice is over, or another vCPU preempts it. The vCPU has more to do.
     Preempted,
-    /// It waits until it is woken.
+    /// The vCPU waits until it is woken.
     Blocked,
-    /// It knows of nothing to do, and no wake-up is pending. A periodic one runs again at its
+    /// The vCPU has nothing to do, and no wake-up is pending. A periodic vCPU runs again at its
     /// deadline (VM jitter §III-A), others when they are woken.
     Yielded,
 }
@@ -41,11 +42,11 @@ pub enum Leave {
 /// The reason for which a vCPU runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// It belongs to the driver domain.
+    /// The vCPU belongs to the driver domain.
     Driver,
-    /// Its deadline has come.
+    /// The vCPU is due in the deadline queue.
     Deadline,
-    /// It was first by credits.
+    /// The vCPU is first in the credit queue.
     Credit,
 }
 
@@ -65,17 +66,18 @@ pub struct Turn {
 pub struct Vm {
     /// Number of the VM; it is free again after removal.
     pub id: VmId,
-    /// Its vCPUs, in the order of their processors.
+    /// The VM's vCPUs, in the order of the processors passed to [`VcpuScheduler::add`].
     pub vcpus: Vec<VcpuId>,
 }
 
 /// A scheduling policy for virtual processors.
 pub trait VcpuScheduler {
-    /// Adds a VM with a vCPU on each of `homes`, all blocked. The caller has checked by
-    /// [`crate::admission`] that its deadline fits. `None` if no number or processor is left.
+    /// Adds a VM with a vCPU on each processor of `homes`. All its vCPUs are blocked. The caller
+    /// has checked by [`crate::admission`] that the VM's deadline fits. `None` if no number or
+    /// processor is free.
     fn add(&mut self, now: Nanos, contract: &Contract, homes: &[CpuId]) -> Option<Vm>;
 
-    /// Removes a VM, none of whose vCPUs may be running.
+    /// Removes a VM. None of its vCPUs may be running.
     fn remove(&mut self, now: Nanos, vm: VmId);
 
     /// Reports that a vCPU has something to do. Returns the processor that should decide again, if
@@ -91,7 +93,7 @@ pub trait VcpuScheduler {
     /// The vCPU that runs next on `cpu`, from which the last one has left.
     fn decide(&mut self, now: Nanos, cpu: CpuId) -> Option<Turn>;
 
-    /// Whether a vCPU on `cpu` is due that goes before the running one.
+    /// Whether a vCPU on `cpu` is due that must preempt the running one.
     fn poll(&self, now: Nanos, cpu: CpuId) -> bool;
 
     /// Called every 10 ms on each processor. The running vCPU must have been charged before.

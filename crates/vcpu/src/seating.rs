@@ -7,21 +7,21 @@ use crate::admission::{Claim, Limits, Refusal, WHOLE_PPM, admit};
 use crate::placement::{Guest, PlacementError, place};
 use crate::reservation::Taken;
 
-/// A VM that runs.
+/// A VM that runs, as input of the placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
-    /// The parameters that it requested.
+    /// The parameters that the VM requested.
     pub contract: Contract,
-    /// Number of its vCPUs.
+    /// Number of the VM's vCPUs.
     pub vcpus: u16,
 }
 
 /// Result for one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seated {
-    /// The parameters that are kept.
+    /// The parameters that the scheduler can keep.
     pub contract: Contract,
-    /// Why they are less than requested, with the remedy.
+    /// Why these parameters are less than requested, with the remedy.
     pub problem: Option<String>,
     /// Place of each vCPU.
     pub vcpus: Vec<Place>,
@@ -32,14 +32,15 @@ pub struct Seated {
 pub struct Place {
     /// Number of the processor.
     pub cpu: u32,
-    /// Share of the processor's unreserved time when all have work, in millionths.
+    /// Share of the processor's unreserved time when all vCPUs have work, in millionths.
     pub share_ppm: u64,
-    /// Weight in millionths of the average there.
+    /// Weight in millionths of the average weight on the processor.
     pub base_ppm: u64,
 }
 
-/// Places all VMs on `cpus`, of which `taken` is reserved for VMs that are not placed. A VM whose
-/// deadline cannot be kept gets none and a reason. It still runs, by its weight.
+/// Places all VMs on `cpus`. `taken` is the part of these CPUs that is reserved for VMs that are
+/// not placed. If a VM's deadline cannot be kept, the VM gets no deadline and a reason. It still
+/// runs, by its weight.
 #[must_use]
 pub fn seat(present: &[Present], cpus: &[u32], limits: Limits, taken: Taken) -> Vec<Seated> {
     let mut seated: Vec<Seated> = present
@@ -50,7 +51,7 @@ pub fn seat(present: &[Present], cpus: &[u32], limits: Limits, taken: Taken) -> 
     let unreserved = WHOLE_PPM.saturating_sub(taken.most_ppm);
     let limits = Limits { density_ppm: limits.density_ppm.min(unreserved) };
     let whole = WHOLE_PPM.saturating_sub(taken.mean_ppm);
-    // Each iteration removes one deadline, so the loop ends.
+    // Each iteration removes a deadline, so the loop ends.
     loop {
         let guests: Vec<Guest> = seated
             .iter()
@@ -66,7 +67,7 @@ pub fn seat(present: &[Present], cpus: &[u32], limits: Limits, taken: Taken) -> 
                 Err(refused) => refused,
             },
             Err(PlacementError::Refused { vm, cpu, reason }) => (vm, cpu, reason),
-            // Without processors nothing is placed; the configuration has at least one.
+            // Without processors nothing is placed. A configuration has at least one processor.
             Err(_) => return seated,
         };
         let (vm, cpu, reason) = refused;
@@ -96,7 +97,7 @@ fn load(guests: &[Guest], homes: &[Vec<CpuId>], cpu: CpuId) -> (u64, u64) {
     there.fold((0, 0), |(count, sum), weight| (count + 1, sum + weight))
 }
 
-/// Checks each processor again, with the shares on it.
+/// Checks the deadlines on each processor again, with the shares there.
 fn check(
     guests: &[Guest],
     homes: &[Vec<CpuId>],
@@ -171,12 +172,14 @@ mod tests {
         let places: Vec<Place> = seated.iter().map(|vm| vm.vcpus[0]).collect();
         assert_eq!(places[0], Place { cpu: 1, share_ppm: 200_000, base_ppm: 750_000 });
         assert_eq!((seated[0].problem.as_ref(), places[2].share_ppm), (None, 400_000));
-        // A quarter of a half is less than the seventh that 3 ms needs.
+        // The VM has a quarter of a half. This is less than the seventh that a deadline of 3 ms
+        // needs.
         let seated = super::seat(&present, &[1], Limits::default(), reserved(500_000));
         let problem = seated[0].problem.clone().unwrap();
         assert!(problem.contains("a share of 12.50 %"), "{problem}");
         assert!(problem.contains("(up to 50 % of it is reserved for other VMs)"), "{problem}");
-        // All reserved vCPUs may run on one processor, although on average there is room.
+        // All reserved vCPUs may run on one processor. Deadlines then have no room, although they
+        // have room on average.
         let taken = Taken { mean_ppm: 450_000, most_ppm: 900_000 };
         let seated = super::seat(&[periodic(3), hog(1)], &[1, 2], Limits::default(), taken);
         assert!(seated[0].problem.clone().unwrap().contains("10.00 % are allowed"));
@@ -201,7 +204,7 @@ mod tests {
         assert!(problem.contains("give it more weight, or a deadline of 3.5 ms"), "{problem}");
         assert_eq!(seated[7].contract, Contract::by_credit(Weight::ONE));
         assert_eq!(seated[7].vcpus[0].share_ppm, 125_000);
-        // On two processors there is room.
+        // Two processors have room for all deadlines.
         assert_eq!(seat(&present, &[4, 5], Limits::default())[7].problem, None);
         assert!(seat(&[], &[1], Limits::default()).is_empty());
     }

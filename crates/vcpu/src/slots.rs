@@ -2,32 +2,32 @@
 //!
 //! # Problem
 //! Each of several vCPUs must run for a slice S within D of when it last ran. If they run in the
-//! order of their deadlines, each as late as possible, several become due together. For example D =
-//! 0.5, 1.5 and 1.5 ms with S = 0.5 ms fit a processor exactly, but two can be due in the slot in
-//! which the first is due again.
+//! order of their deadlines, each as late as possible, several become due together. For example, D
+//! = 0.5, 1.5 and 1.5 ms with S = 0.5 ms fit a processor exactly. Even so, the two longer ones can
+//! become due in the slot in which the first is due again.
 //!
 //! # Source
-//! This is pinwheel scheduling: task i runs in every a_i consecutive slots, a_i = D_i / S + 1. R.
-//! Holte et al. (1989); M. Chan, F. Chin, \"Schedulers for larger classes of pinwheel instances\",
-//! Algorithmica 9 (1993): a set that needs at most 0.7 of the slots can be placed. This module uses
-//! their method with one base.
+//! This is pinwheel scheduling: task i runs at least once in any a_i consecutive slots, with a_i =
+//! D_i / S + 1. It was introduced by R. Holte et al. (1989). M. Chan, F. Chin, \"Schedulers for
+//! larger classes of pinwheel instances\", Algorithmica 9 (1993), show that a set which needs at
+//! most 0.7 of the slots can be placed. This module uses their method with one base.
 //!
 //! # Approach
 //! For a base x, every a_i is lowered to a period x * 2^k. Periods of that form can get disjoint
-//! residues if their parts add up to at most 1. Of the bases that fit, the one that takes the
-//! fewest slots is used, and of equal ones the largest. A vCPU's own slots are those of its
-//! residue.
+//! residues if their parts of all slots add up to at most 1. Several bases may fit. The module uses
+//! the one that takes the fewest slots, and the largest of equal ones. A vCPU's own slots are the
+//! slots of its residue.
 //!
 //! # Example
 //! Windows 2, 4 and 5 get periods 2, 4, 4 and residues 0, 1, 3. A test covers this.
 //!
 //! # Departures
-//! The paper on VM jitter has deadlines, but no test of what fits.
+//! The paper on VM jitter has deadlines, but it does not test whether they fit.
 //!
 //! # Cost
-//! O(shortest window x tasks) when a set changes.
+//! A changed set costs O(shortest window x tasks).
 
-/// Slots that one task owns: those whose number is `phase` modulo `period`.
+/// Slots that one task owns. Their numbers are `phase` modulo `period`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residue {
     /// Distance between two slots, at least 1.
@@ -43,7 +43,7 @@ impl Residue {
         slot % self.period == self.phase
     }
 
-    /// The first own slot from `slot` on.
+    /// The first slot that the task owns, from `slot` on.
     #[must_use]
     pub const fn next(&self, slot: u64) -> u64 {
         slot + (self.phase + self.period - slot % self.period) % self.period
@@ -55,15 +55,16 @@ fn halvings(window: u64, base: u64) -> u32 {
     (window / base).checked_ilog2().unwrap_or(0)
 }
 
-/// Part of all slots that a base takes, in units of 1 / (`base << deepest`), if it fits.
+/// Part of all slots that the tasks take with a base, in units of 1 / (`base << deepest`). `None`
+/// if they do not fit.
 fn taken(windows: &[u64], base: u64, deepest: u32) -> Option<u64> {
     let each = windows.iter().map(|w| 1_u64 << (deepest - halvings(*w, base)));
     let sum = each.fold(0, u64::saturating_add);
     (sum <= base << deepest).then_some(sum)
 }
 
-/// Own slots for tasks that must run once in every `windows[i]` slots (1 to 2^20 each), in their
-/// order. `None` if they do not fit together.
+/// Own slots for tasks that must run once in every `windows[i]` slots (1 to 2^20 each), in the
+/// order of `windows`. `None` if the tasks do not fit together.
 #[must_use]
 pub fn layout(windows: &[u64]) -> Option<Vec<Residue>> {
     let (Some(&least), Some(&most)) = (windows.iter().min(), windows.iter().max()) else {
@@ -76,7 +77,7 @@ pub fn layout(windows: &[u64]) -> Option<Vec<Residue>> {
     for base in (1..=least).rev() {
         let deepest = halvings(most, base);
         let Some(sum) = taken(windows, base, deepest) else { continue };
-        // Whether sum / (base << deepest) is smaller than the best so far.
+        // Compares sum / (base << deepest) with the smallest value so far.
         let smaller = best.is_none_or(|(sum_b, base_b, deepest_b)| {
             u128::from(sum) * u128::from(base_b << deepest_b)
                 < u128::from(sum_b) * u128::from(base << deepest)
@@ -88,7 +89,8 @@ pub fn layout(windows: &[u64]) -> Option<Vec<Residue>> {
     best.map(|(_, base, _)| place(windows, base))
 }
 
-/// Residues for periods that fit: the shortest first, each from the smallest free part.
+/// Residues for periods that fit. The shortest period is served first. Each takes the smallest free
+/// part.
 fn place(windows: &[u64], base: u64) -> Vec<Residue> {
     let period = |window: u64| base << halvings(window, base);
     let mut order: Vec<usize> = (0..windows.len()).collect();
@@ -97,7 +99,7 @@ fn place(windows: &[u64], base: u64) -> Vec<Residue> {
         (0..base).rev().map(|phase| Residue { period: base, phase }).collect();
     let mut placed = vec![Residue { period: 1, phase: 0 }; windows.len()];
     for at in order {
-        // Parts are taken from the end, where the smallest are. One is always there, because
+        // Parts are taken from the end, where the smallest are. A part is always free, because
         // periods only grow and the parts taken are at most the whole.
         let Some(mut part) = free.pop() else { break };
         while part.period < period(windows[at]) {
@@ -110,10 +112,10 @@ fn place(windows: &[u64], base: u64) -> Vec<Residue> {
     placed
 }
 
-/// The fewest slots between two that each task takes, if it takes the latest possible ones. It
-/// chooses among its own slots and those that no other task owns or has taken. A row of slots that
-/// others own, and one more that each of them may have taken, can bring it forward, at most to its
-/// own period.
+/// For each task, the fewest slots between two runs if it always takes the latest possible slot. It
+/// chooses among its own slots and the slots that no other task owns or has taken. A run of slots
+/// owned by others can bring the task forward. So can one more slot for each of these others, which
+/// that task may have taken. The task is brought forward at most to its own period.
 #[must_use]
 pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
     let cycle = residues.iter().map(|residue| residue.period).max().unwrap_or(1);
@@ -122,7 +124,7 @@ pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
         let taken =
             |slot: u64| residues.iter().enumerate().any(|(other, r)| other != at && r.owns(slot));
         let (mut run, mut longest) = (0, 0);
-        // Twice around, for a row that crosses the end.
+        // The loop goes twice around, to find a run of slots that crosses the end.
         for slot in 0..2 * cycle {
             run = if taken(slot) { run + 1 } else { 0 };
             longest = longest.max(run);
@@ -137,7 +139,7 @@ pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    /// Whether no slot has two owners, over the longest period.
+    /// Whether no slot has two owners, checked over the longest period.
     fn disjoint(residues: &[Residue]) -> bool {
         let all = residues.iter().map(|r| r.period).max().unwrap_or(1);
         (0..all).all(|slot| residues.iter().filter(|r| r.owns(slot)).count() <= 1)
@@ -165,15 +167,15 @@ mod tests {
         let gaps = |windows: &[u64]| shortest_gaps(windows, &layout(windows).unwrap());
         assert_eq!(gaps(&[7]), [7]);
         assert_eq!(gaps(&[7, 7]), [7, 7]);
-        // Own periods 7 and 7. One slot is the other's own, one the other may have taken.
+        // Both own periods are 7. One slot is owned by the other task, and one may be taken by it.
         assert_eq!(gaps(&[7, 11]), [7, 9]);
-        // Own periods 3 and 6.
+        // The own periods are 3 and 6.
         assert_eq!(gaps(&[3, 7]), [3, 6]);
     }
 
     #[test]
     fn every_small_set_that_takes_at_most_seven_tenths_has_a_place() {
-        // All multisets of up to five windows of 2 to 12.
+        // Collects all multisets of up to five windows of 2 to 12 slots.
         fn sets(prefix: &mut Vec<u64>, seen: &mut u32, refused: &mut Vec<Vec<u64>>) {
             let density: f64 =
                 prefix.iter().map(|w| 1.0 / f64::from(u32::try_from(*w).unwrap())).sum();

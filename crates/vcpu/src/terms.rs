@@ -1,5 +1,5 @@
 //! Configuration of virtual processors by an operator: the tables `[vcpu]` and `[[vm]]`. A host's
-//! file and one of `penstock vcpu run` have the same tables.
+//! file and a file of `penstock vcpu run` have the same tables.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,9 +12,9 @@ use crate::admission::{DEADLINE_MAX, DEADLINE_MIN, Limits};
 use crate::reservation::{RUNTIME_MIN, Reserve};
 use crate::{Contract, Mode};
 
-/// Default run directory of a scheduler; on a tmpfs.
+/// Default run directory of a scheduler, on a tmpfs.
 pub const RUN_DIR: &str = "/run/penstock/vcpu";
-/// Maximum number of processors of a scheduler, limited by the bytes beside a bell
+/// Maximum number of processors of a scheduler. The limit is the number of bytes beside a bell
 /// ([`crate::bells`]).
 pub const CPUS_MAX: usize = crate::bells::THREADS_MAX;
 /// Maximum number of vCPUs of a VM.
@@ -116,24 +116,24 @@ const fn is_none(mode: &VcpuMode) -> bool {
 /// How the scheduler finds a VM's threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// By the id of its process.
+    /// The scheduler finds them by the id of the VM's process.
     Pid(u32),
-    /// By a cgroup that contains only this VM.
+    /// The scheduler finds them in a cgroup that contains only this VM.
     Cgroup(PathBuf),
-    /// By its command line, with `*` for any text.
+    /// The scheduler finds them by the process's command line, with `*` for any text.
     Process(String),
-    /// By its name in libvirt.
+    /// The scheduler finds them by the VM's name in libvirt.
     Domain(String),
 }
 
-/// A mistake in a table.
+/// A mistake in a configuration table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The key that is wrong or missing.
     pub key: &'static str,
-    /// What is wrong.
+    /// What is wrong with the key.
     pub problem: String,
-    /// How to correct it.
+    /// How to correct the mistake.
     pub remedy: String,
 }
 
@@ -156,7 +156,7 @@ impl VcpuSection {
         Limits { density_ppm: self.deadlines_max.unwrap_or(DEADLINES_MAX) * 10_000 }
     }
 
-    /// All mistakes in the section.
+    /// All mistakes in the `[vcpu]` section.
     #[must_use]
     pub fn mistakes(&self) -> Vec<Mistake> {
         let mut wrong = Vec::new();
@@ -184,7 +184,7 @@ impl VcpuSection {
 }
 
 impl VmTable {
-    /// How its threads are found; `None` if no key or several keys say so.
+    /// How the scheduler finds the VM's threads. `None` if no key or more than one key says how.
     #[must_use]
     pub fn source(&self) -> Option<Source> {
         let all = [
@@ -197,7 +197,7 @@ impl VmTable {
         said.next().filter(|_| said.next().is_none())
     }
 
-    /// Number of vCPUs with which it is planned.
+    /// Number of vCPUs with which the VM is planned.
     #[must_use]
     pub fn vcpus(&self) -> u16 {
         self.vcpus.unwrap_or(1)
@@ -211,7 +211,7 @@ impl VmTable {
         duration(text?).filter(|time| (least..=DEADLINE_MAX).contains(time))
     }
 
-    /// Its scheduling parameters. The table must have no [`Self::mistakes`].
+    /// The VM's scheduling parameters. The table must have no [`Self::mistakes`].
     #[must_use]
     pub fn contract(&self) -> Option<Contract> {
         let weight = Weight::new(self.vcpu_weight.unwrap_or(1)).ok()?;
@@ -228,7 +228,7 @@ impl VmTable {
         Some(Contract { io_reserve_pct, ..Contract::real_time(mode, deadline, weight) })
     }
 
-    /// Its requested reservation. The table must have no [`Self::mistakes`].
+    /// The VM's requested reservation. The table must have no [`Self::mistakes`].
     #[must_use]
     pub fn reserve(&self) -> Option<Reserve> {
         let period = Self::read(self.deadline.as_ref(), DEADLINE_MIN)?;
@@ -237,7 +237,7 @@ impl VmTable {
         (self.vcpu_mode == VcpuMode::Reserved).then_some(Reserve { runtime, period, reclaim })
     }
 
-    /// All mistakes in the table.
+    /// All mistakes in the `[[vm]]` table.
     #[must_use]
     pub fn mistakes(&self) -> Vec<Mistake> {
         let mut wrong = Vec::new();

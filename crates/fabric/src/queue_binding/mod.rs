@@ -1,32 +1,32 @@
-//! Queue binding: which tenants have a switch queue of their own.
+//! Queue binding decides which tenants have a switch queue of their own.
 //!
 //! # Problem
 //!
 //! A port has eight queues and may carry more tenants. Only tenants that want more than their
-//! guarantee gain from a queue of their own, and these tenants change.
+//! guarantee gain from a queue of their own. The set of these tenants changes.
 //!
 //! # Source
 //!
-//! QShare §V-C, Algorithm 2. Hysteresis, the sum over several victims, epochs and the order of
-//! changes are additions (`docs/reference/fabric.md`).
+//! The source is QShare §V-C, Algorithm 2. Hysteresis, the sum over several victims, epochs and the
+//! order of changes are additions (`docs/reference/fabric.md`).
 //!
 //! # Approach
 //!
-//! Once an interval, tenants are visited by score, highest first. A tenant with queues keeps them.
-//! Another tenant gets a queue on *every* port of its tree: a spare queue, or one of a tenant with
-//! a lower score. It may take a queue only under these conditions:
+//! Once per interval, tenants are visited by score, highest first. A tenant with queues keeps them.
+//! Another tenant gets a queue on *every* port of its tree: a spare queue, or a queue of a tenant
+//! with a lower score. It may take a queue from a holder only under these conditions:
 //!
-//! - The holder has had it for [`Settings::hold`] intervals.
+//! - The holder has had the queue for [`Settings::hold`] intervals.
 //! - The tenant's score exceeds the holder's by [`Settings::hysteresis_permille`].
-//! - Its score exceeds the sum of the scores of all tenants that lose queues.
+//! - The tenant's score exceeds the sum of the scores of all tenants that lose queues.
 //!
-//! Queues that remain spare go to tenants that were visited before these became free, highest score
+//! Some queues become free after tenants were visited. They go to these tenants, the highest score
 //! first. All other tenants share queue 0.
 //!
 //! # Cost
 //!
-//! For each tenant, its ports times the queues. For each port whose reservations changed, 100 times
-//! the queues.
+//! For each tenant, the time is proportional to its ports times the queues. For each port with
+//! changed reservations, it is proportional to 100 times the queues.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,29 +54,29 @@ pub const HEADROOM_MAX: u32 = 100_000;
 /// How switches map code points to queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// One fixed map for all ports: a code point selects the same queue everywhere, so a tenant has
-    /// the same queue on its whole tree. Only hosts and weights change.
+    /// One fixed map holds for all ports. A code point selects the same queue on every port, so a
+    /// tenant has the same queue on its whole tree. Only hosts and weights change.
     StaticMap,
-    /// Maps per port in two steps, as in real switches. The code point selects a traffic class at
-    /// the ingress port, and the class selects a queue at the egress port. A tenant has the same
-    /// queue on all ports of a switch; queues of different switches may differ.
+    /// Each port has maps in two steps, as in real switches. The code point selects a traffic class
+    /// at the ingress port, and the class selects a queue at the egress port. A tenant has the same
+    /// queue on all ports of a switch. Its queues on different switches may differ.
     PerPortMap,
-    /// A map from code point to queue for each egress port, which QShare assumes.
+    /// Each egress port has a map from code point to queue, as QShare assumes.
     PerEgressMap,
 }
 
 /// Settings of queue binding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Queues of a port including the shared one, 2 to 64.
+    /// Queues of a port including the shared queue, 2 to 64.
     pub queues: u8,
     /// How switches map code points to queues.
     pub mode: Mode,
-    /// Usable code points. [`Mode::StaticMap`] uses the first of them, one per queue.
+    /// Usable code points. [`Mode::StaticMap`] uses the first of them, one for each queue.
     pub palette: Palette,
     /// Score needed to take a queue, in thousandths of the holder's score; above 1000.
     pub hysteresis_permille: u32,
-    /// Intervals for which a queue cannot be taken away.
+    /// Number of intervals for which a new holder keeps its queue.
     pub hold: u64,
     /// Longest time that a packet may be in transit.
     pub drain: Nanos,
@@ -94,7 +94,7 @@ pub enum SettingsError {
     Palette {
         /// Number of usable code points.
         points: usize,
-        /// Number of queues that need one.
+        /// Number of dedicated queues. Each needs a code point.
         queues: u8,
     },
 }
@@ -109,7 +109,7 @@ pub enum ResumeError {
     /// A tenant's queue does not exist or belongs to another tenant.
     #[error("tenant {} has queue {queue} of a port that has none such or gave it away", .tenant.0)]
     Queue {
-        /// Tenant whose stored binding conflicts.
+        /// Tenant with a conflicting stored binding.
         tenant: TenantSlot,
         /// Number of the conflicting queue, from 1 in a valid binding.
         queue: u8,
@@ -145,12 +145,13 @@ impl Settings {
 pub struct Candidate<'a> {
     /// Slot of the tenant in [`crate::tenant_placement::Datacenter`].
     pub tenant: TenantSlot,
-    /// Its score; see [`crate::score`].
+    /// Score of the tenant; see [`crate::score`].
     pub score: u64,
-    /// The links of its tree and its reservations there. Without links it needs no queue.
+    /// The links of the tenant's tree and its reservations on them. A tenant without links needs no
+    /// queue.
     pub links: &'a [(LinkId, Need)],
-    /// Whether it may get or lose queues. `false` if a host or a switch of its tree cannot be
-    /// reached, so that only its present state is certain.
+    /// Whether the tenant may get or lose queues. `false` if a host or a switch of its tree cannot
+    /// be reached, so that only its present state is certain.
     pub movable: bool,
 }
 
@@ -171,25 +172,25 @@ pub struct Pass {
 
 const NOBODY: u32 = u32::MAX;
 
-/// Queues that a tenant may take, and the tenants that lose theirs.
+/// Queues that a tenant may take, and the tenants that would lose them.
 struct Grab {
     queues: Vec<(Port, u8)>,
     victims: BTreeSet<u32>,
 }
 
-/// Cached weights of a port: old and new reservations, the link's rate, and the weights during and
-/// after the change.
+/// Reservations and weights of a port, cached for ports that are alike: old and new reservations,
+/// the link's rate, and the weights during and after the change.
 struct Known<'a> {
     old: &'a [u64],
     new: &'a [u64],
-    /// Reservations of tenants that are still in queue 0 and will get another queue.
+    /// Reservations of tenants that are still in queue 0 and will get a queue of their own.
     guests: u64,
     rate: u64,
     during: Weights,
     after: Weights,
 }
 
-/// The binding of tenants to queues, across intervals.
+/// The binding of tenants to queues. It persists across intervals.
 #[derive(Clone, Debug)]
 pub struct Binding {
     settings: Settings,
@@ -215,8 +216,8 @@ impl Binding {
         Ok(Self { settings, interval: 0, bound, holders, reserved, weights })
     }
 
-    /// Resumes a stored binding: after `interval` passes, these tenants have these queues.
-    /// Reservations are unknown until the next pass or [`Self::reserve_all`].
+    /// Resumes a stored binding: after `interval` passes, these tenants have these queues. The
+    /// reservations are unknown until the next pass or [`Self::reserve_all`].
     ///
     /// # Errors
     /// The settings are invalid, or a queue does not exist or has another holder.
@@ -263,7 +264,8 @@ impl Binding {
         self.bound.get(&tenant)
     }
 
-    /// Whether a tenant has queues for exactly these links. If not, it has none or has moved since.
+    /// Whether a tenant has queues for exactly these links. If not, it has no queues or has moved
+    /// since.
     #[must_use]
     pub fn covers(&self, tenant: TenantSlot, links: &[(LinkId, Need)]) -> bool {
         let bound = self.bound.get(&tenant);
@@ -275,7 +277,7 @@ impl Binding {
         self.bound.iter().map(|(tenant, bound)| (*tenant, bound))
     }
 
-    /// Holder of a port's queue (from 1); `None` if it has none.
+    /// Holder of a port's queue (from 1). `None` if the queue has no holder.
     #[must_use]
     pub fn holder(&self, port: Port, queue: u8) -> Option<TenantSlot> {
         let holder = *self.holders.get(self.place(index(port), queue))?;
@@ -295,8 +297,8 @@ impl Binding {
     }
 
     /// Sending limit of tenants without a queue of their own on these links, in thousandths of
-    /// their guarantee. If all tenants in queue 0 send that much, it fits into queue 0's weighted
-    /// share of each link. The result is between 1000 and [`HEADROOM_MAX`].
+    /// their guarantee. If all tenants in queue 0 send at this limit, their traffic fits into queue
+    /// 0's weighted share of each link. The result is between 1000 and [`HEADROOM_MAX`].
     #[must_use]
     pub fn headroom_permille(&self, topology: &Topology, links: &[(LinkId, Need)]) -> u32 {
         let queues = usize::from(self.settings.queues);
@@ -308,7 +310,7 @@ impl Binding {
             let permille = given.checked_div(all)?.checked_div(reserved.into())?;
             Some(u32::try_from(permille).unwrap_or(HEADROOM_MAX))
         };
-        // If no reservation in queue 0 is known, promise nothing beyond the guarantee.
+        // If no reservation in queue 0 is known, nothing beyond the guarantee is promised.
         let least = ports(links).map(|port| of(port).unwrap_or(1_000)).min();
         least.unwrap_or(1_000).clamp(1_000, HEADROOM_MAX)
     }
@@ -317,8 +319,8 @@ impl Binding {
         port * usize::from(self.settings.dedicated()) + usize::from(queue) - 1
     }
 
-    /// Runs one interval. `tenants` lists all placed tenants once, in any order. A tenant that is
-    /// missing or has another tree loses its queues.
+    /// Runs one interval. `tenants` lists all placed tenants once, in any order. If a tenant is
+    /// missing or has another tree, it loses its queues.
     pub fn pass(&mut self, topology: &Topology, tenants: &[Candidate<'_>]) -> Pass {
         self.interval += 1;
         let mut lost = self.drop_strangers(tenants);
@@ -336,7 +338,8 @@ impl Binding {
                 continue;
             };
             for victim in victims {
-                // A tenant promoted in this pass cannot be a victim, because it holds its queue.
+                // A tenant promoted in this pass cannot be a victim, because its hold has just
+                // begun.
                 lost.extend(self.release(TenantSlot(victim)));
             }
             self.seize(candidate.tenant, queues);
@@ -347,9 +350,9 @@ impl Binding {
         self.finish(topology, tenants, lost, &won, without_code_point)
     }
 
-    /// Returns to an earlier binding: tenants get the queues of `target` back, and no other tenant
-    /// has any. A tenant that has another tree now, or whose queue is taken, shares queue 0. A
-    /// tenant that is not movable keeps what it has.
+    /// Returns to an earlier binding. Tenants get the queues of `target` back, and no other tenant
+    /// has any. If a tenant has another tree now, or if its queue is taken, it shares queue 0. A
+    /// tenant that is not movable keeps its present queues.
     pub fn return_to(
         &mut self,
         topology: &Topology,
@@ -386,8 +389,8 @@ impl Binding {
         self.finish(topology, tenants, lost, &won, Vec::new())
     }
 
-    /// Gives spare queues to tenants that were visited before these became free. A victim loses
-    /// queues on all its ports, even where no other tenant took them.
+    /// Gives spare queues to tenants that were visited before these queues became free. A victim
+    /// loses its queues on all its ports, even on ports where no other tenant took them.
     fn sweep(
         &mut self,
         topology: &Topology,
@@ -446,8 +449,8 @@ impl Binding {
         (victims.is_empty() || candidate.score > price).then_some(Grab { queues, victims })
     }
 
-    /// Price of a queue on these ports: the summed scores of the holders that lose it, and their
-    /// slots.
+    /// Price of a queue on these ports: the sum of the scores of the holders that lose it, and the
+    /// holders' slots.
     fn price(
         &self,
         group: &[Port],
@@ -478,7 +481,7 @@ impl Binding {
         held >= self.settings.hold && u128::from(to) * 1000 > wanted
     }
 
-    /// A tenant's ports, grouped by those that must have the same queue.
+    /// A tenant's ports, in groups. All ports of a group must have the same queue.
     fn groups(&self, topology: &Topology, candidate: &Candidate<'_>) -> Vec<Vec<Port>> {
         let ports = ports(candidate.links);
         match self.settings.mode {
@@ -520,8 +523,8 @@ impl Binding {
         Some((tenant, bound))
     }
 
-    /// Assigns code points to tenants with new queues. Returns tenants without a code point, which
-    /// lose their queues.
+    /// Assigns code points to tenants with new queues. Returns tenants without a code point. These
+    /// tenants lose their queues.
     fn mark(
         &mut self,
         topology: &Topology,
@@ -622,9 +625,9 @@ impl Binding {
         }
     }
 
-    /// Adds the reservations of a tenant whose links changed from `before` to `now`, so that no
+    /// Adds the reservations of a tenant with links that changed from `before` to `now`, so that no
     /// port has to wait for the next pass. The tenant gets no queues, and its old reservations stay
-    /// until then. Returns the steps that set new weights.
+    /// until the next pass. Returns the steps that set new weights.
     pub fn reserve(
         &mut self,
         topology: &Topology,
@@ -649,15 +652,16 @@ impl Binding {
         steps
     }
 
-    /// Weights of a port for its reservations.
+    /// Weights of a port for its present reservations.
     fn weigh(&self, topology: &Topology, port: Port) -> Weights {
         let queues = usize::from(self.settings.queues);
         let reserved = &self.reserved[index(port) * queues..][..queues];
         weights(reserved, topology.rate(port.link).0)
     }
 
-    /// Recomputes the reservations of each queue. Returns the ports where they changed. During the
-    /// change, queue 0 has the tenants that lost their queues and those that will get one.
+    /// Recomputes the reservations of each queue. Returns the ports with changed reservations.
+    /// During the change, queue 0 has the tenants that lost their queues and the tenants that will
+    /// get a queue.
     fn reweigh(
         &mut self,
         topology: &Topology,
@@ -713,7 +717,7 @@ fn ports(links: &[(LinkId, Need)]) -> impl Iterator<Item = Port> + '_ {
     links.iter().flat_map(|(link, _)| [false, true].map(|up| Port { link: *link, up }))
 }
 
-/// The node that sends through a port.
+/// The node that sends frames through a port.
 fn sender(topology: &Topology, port: Port) -> NodeId {
     if port.up { topology.child(port.link) } else { topology.parent(port.link) }
 }

@@ -7,21 +7,21 @@
 //!
 //! # Source
 //!
-//! QShare §V-D does not define the order. `docs/reference/fabric.md` defines it.
+//! QShare §V-D does not define the order of the steps. `docs/reference/fabric.md` defines it.
 //!
 //! # Approach
 //!
 //! 1. On each changed port, every queue gets the weight of the larger of its old and new guarantee.
-//! 2. Hosts stop marking tenants that lose their queue.
-//! 3. Wait until marked packets have left the network.
+//! 2. Hosts stop marking packets of tenants that lose their queue.
+//! 3. The executor waits until marked packets have left the network.
 //! 4. Switches remove the old values.
 //! 5. Switches add the new values.
-//! 6. The new maps are read back.
-//! 7. Hosts mark with the new values.
-//! 8. Final weights are set.
+//! 6. The executor reads the new maps back.
+//! 7. Hosts mark packets with the new values.
+//! 8. The executor sets the final weights.
 //!
-//! A tenant whose value changes loses its queue and gets one in the same plan. Each plan has an
-//! epoch, and executors refuse plans that are older than the last one they accepted.
+//! If a tenant's value changes, it loses its queue and gets a queue in the same plan. Each plan has
+//! an epoch. Executors refuse plans that are older than the last plan they accepted.
 
 use penstock_units::Nanos;
 
@@ -32,44 +32,44 @@ use crate::topology::LinkId;
 /// The sending end of a link, at a switch or a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port {
-    /// Sending end of the link.
+    /// The link to which the sending end belongs.
     pub link: LinkId,
-    /// Whether it is the lower end, which sends up.
+    /// Whether the sending end is the lower end, which sends up.
     pub up: bool,
 }
 
-/// One step. All parties complete it before the next step.
+/// One step. All hosts and switches complete it before the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
     /// Set the weights of a port's queues.
     Weigh {
-        /// Port whose weights change.
+        /// Port that gets new weights.
         port: Port,
-        /// New weights of all its queues, the shared one first.
+        /// New weights of all queues of the port, the shared queue first.
         weights: Weights,
     },
     /// Hosts mark the tenant's packets with this value; 0 selects the shared queue.
     Mark {
-        /// Tenant whose packets the hosts mark.
+        /// Tenant that sends or receives the marked packets.
         tenant: TenantSlot,
         /// Code point of the packets; 0 selects the shared queue.
         dscp: u8,
     },
-    /// Wait this long, so that previously marked packets leave the network.
+    /// Wait for this time, so that previously marked packets leave the network.
     Wait(Nanos),
     /// A port removes a value from its map.
     Unmap {
-        /// Port whose map changes.
+        /// Port that removes the value from its map.
         port: Port,
-        /// Code point that the port must forget.
+        /// Code point to remove from the port's map.
         dscp: u8,
     },
-    /// A port maps packets with this value to this queue, from 1.
+    /// A port maps packets with this value to this dedicated queue.
     Map {
-        /// Port whose map changes.
+        /// Port that adds the value to its map.
         port: Port,
-        /// Code point that the port must learn.
+        /// Code point to add to the port's map.
         dscp: u8,
         /// Dedicated queue for these packets, from 1.
         queue: u8,
@@ -81,20 +81,20 @@ pub enum Step {
 /// The steps from one binding to the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Ascending number. Older plans are refused.
+    /// Number of the plan; later plans have higher numbers. Older plans are refused.
     pub epoch: u64,
-    /// Steps in order.
+    /// Steps of the plan, in order.
     pub steps: Vec<Step>,
 }
 
-/// A tenant's queues.
+/// Queues and code point of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// Code point of its packets.
+    /// Code point of the tenant's packets.
     pub dscp: u8,
-    /// Its queue on each port of its tree, from 1, in order of ports.
+    /// The tenant's queue on each port of its tree, from 1, in order of ports.
     pub queues: Vec<(Port, u8)>,
-    /// Interval in which it got them.
+    /// Interval in which the tenant got the queues.
     pub since: u64,
 }
 
@@ -106,7 +106,7 @@ pub(super) struct Reweigh {
     pub(super) after: Weights,
 }
 
-/// The plan that removes the queues of `lost` tenants and adds those of `won` tenants.
+/// The plan that removes the queues of `lost` tenants and adds the queues of `won` tenants.
 pub(super) fn plan(
     epoch: u64,
     drain: Nanos,

@@ -2,18 +2,19 @@
 //!
 //! # Problem
 //!
-//! A queue's share of a link must be at least its reservation (QShare §V-C: the reservation in the
-//! queue divided by that on the link). Switches take weights from 1 to 100.
+//! A queue's share of a link must be at least its reservation. By QShare §V-C, this is the
+//! reservation in the queue divided by the reservation on the link. Switches take weights from 1 to
+//! 100.
 //!
 //! # Approach
 //!
-//! The largest queue gets weight s, the others ceil(s * g / g_max). Of all s, choose the smallest
-//! with the least worst shortfall max(g / C - w / sum of w). The remaining shortfall is reported as
-//! the guarantee error.
+//! The largest queue gets weight s, and the others get ceil(s * g / g_max). The worst shortfall is
+//! max(g / C - w / sum of w). Of all s with the least worst shortfall, the smallest is chosen. The
+//! remaining shortfall is reported as the guarantee error.
 //!
 //! # Example
 //!
-//! A test: for 500, 300 and 200 of 1,000 Mbit/s the weights are 5, 3 and 2, and the error is 0.
+//! In a test with 500, 300 and 200 of 1,000 Mbit/s, the weights are 5, 3 and 2, and the error is 0.
 
 /// Largest weight of a queue.
 pub const WEIGHT_MAX: u32 = 100;
@@ -21,9 +22,9 @@ pub const WEIGHT_MAX: u32 = 100;
 /// Weights of a port's queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Weights {
-    /// Weight of each queue, the shared one first; 1 to [`WEIGHT_MAX`].
+    /// Weight of each queue, the shared queue first. 1 to [`WEIGHT_MAX`].
     pub weights: Vec<u32>,
-    /// Largest difference between a queue's guarantee and its share, in millionths of the link; 0
+    /// Largest difference between a queue's guarantee and its share, in millionths of the link. 0
     /// if all shares suffice.
     pub error_ppm: u32,
 }
@@ -33,7 +34,7 @@ pub struct Weights {
 ///
 /// # Cost
 ///
-/// 100 times the queues.
+/// The time is proportional to 100 times the queues.
 #[must_use]
 pub fn weights(reserved: &[u64], rate: u64) -> Weights {
     let most = reserved.iter().copied().max().unwrap_or(0);
@@ -58,7 +59,7 @@ pub fn weights(reserved: &[u64], rate: u64) -> Weights {
     best.unwrap_or_default()
 }
 
-/// max(g / C - w / sum of w), at least 0, in millionths, rounded up.
+/// The largest g / C - w / sum of w, at least 0, in millionths, rounded up.
 #[must_use]
 pub fn shortfall_ppm(reserved: &[u64], weights: &[u32], rate: u64) -> u32 {
     let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn an_unavoidable_error_is_reported() {
-        // 1 of 10,000 gets at least 1 of 101 parts.
+        // A reservation of 1 in 10,000 gets at least 1 of 101 parts.
         let fair = weights(&[9_999, 1], 10_000);
         assert_eq!((fair.weights, fair.error_ppm), (vec![100, 1], 9_801));
     }

@@ -2,14 +2,15 @@
 //!
 //! # Problem
 //!
-//! A guarantee kept for an idle pair is missing for its siblings. A guarantee taken from a pair
-//! that needs it is broken.
+//! If a guarantee is kept for an idle pair, its siblings cannot use it. If it is taken from a pair
+//! that needs it, the guarantee is broken.
 //!
 //! # Approach
 //!
-//! Once a period: a pair that was limited, by its rate limit or by the network, may want any rate.
-//! Another pair wanted exactly what it sent, and it gets some slack to grow. The estimate lags by a
-//! period. Guarantee partitioning has this weakness; a queue of one's own does not (QShare §II-B).
+//! An estimate is made once per period. A pair that was limited, by its rate limit or by the
+//! network, may want any rate. A pair that was not limited wanted exactly the rate that it sent. It
+//! gets some slack to grow. The estimate lags by a period. This is a weakness of guarantee
+//! partitioning; a queue of the tenant's own does not have it (QShare §II-B).
 
 use penstock_units::BitsPerSecond;
 
@@ -26,14 +27,14 @@ pub struct DemandEstimate {
 }
 
 impl DemandEstimate {
-    /// An estimate without measurements: the pair may want any rate. `slack` is the assumed demand
-    /// beyond what it sent, in parts per million of that.
+    /// An estimate without measurements, so the pair may want any rate. `slack` is the assumed
+    /// demand beyond the rate that the pair sent, in parts per million of that rate.
     #[must_use]
     pub const fn new(slack: Parts) -> Self {
         Self { slack, want: UNLIMITED }
     }
 
-    /// Records a period in which the pair sent `rate` and was or was not limited.
+    /// Records a period in which the pair sent `rate`. `held_back` is true if it was limited.
     pub fn measured(&mut self, rate: BitsPerSecond, held_back: bool) {
         self.want = if held_back {
             UNLIMITED
@@ -43,7 +44,7 @@ impl DemandEstimate {
         };
     }
 
-    /// The demand; [`UNLIMITED`] if it is unknown.
+    /// The estimated demand. [`UNLIMITED`] if it is unknown.
     #[must_use]
     pub const fn want(&self) -> BitsPerSecond {
         self.want

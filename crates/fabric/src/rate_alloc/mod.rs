@@ -1,16 +1,17 @@
-//! Rate allocation: sending rates of pairs of VMs whose tenant has no switch queue of its own.
+//! Rate allocation: sending rates of pairs of VMs that have no switch queue of their tenant's own.
 //!
 //! # Problem
 //!
-//! In a shared queue, whoever sends more gets more. A tenant's guarantee belongs to a hose, from
+//! In a shared queue, a VM that sends more gets more. A tenant's guarantee belongs to a hose, from
 //! one VM to all others, but hypervisors limit pairs. A limit at the guarantee wastes unused
 //! bandwidth.
 //!
 //! # Source
 //!
-//! ElasticSwitch (Popa et al., SIGCOMM 2013): guarantee partitioning and rate allocation. Seawall
-//! (Shieh et al., NSDI 2011): growth by weight, without guarantees. QShare §V-D runs such an
-//! allocation for tenants in the shared queue.
+//! - ElasticSwitch (Popa et al., SIGCOMM 2013) describes guarantee partitioning and rate
+//!   allocation.
+//! - Seawall (Shieh et al., NSDI 2011) describes growth by weight, without guarantees.
+//! - QShare §V-D runs such an allocation for tenants in the shared queue.
 //!
 //! # Approach
 //!
@@ -23,15 +24,15 @@
 //! | [`settings`] | periods, steps and margins, and their valid ranges |
 //!
 //! Every period a receiver reports the fraction of a pair's frames that was lost or marked. The
-//! sender's limit follows from this, the pair's guarantee and the time. Rates are
-//! [`penstock_units::BitsPerSecond`]; fractions are parts per million ([`Parts`]). Arithmetic is in
-//! integers, so the same events give the same rates everywhere.
+//! sender's limit follows from this fraction, the pair's guarantee and the time. Rates are
+//! [`penstock_units::BitsPerSecond`], and fractions are parts per million ([`Parts`]). Arithmetic
+//! is in integers, so the same events give the same rates on every host.
 //!
 //! # Departures
 //!
-//! ElasticSwitch's text was not available when this was written. Its two mechanisms are kept, and
-//! so are its three precautions against taking guaranteed bandwidth (headroom, hold-increase,
-//! rate-caution). Periods, steps and factors are Penstock's own ([`settings`]).
+//! ElasticSwitch's text was not available when this module was written. The module keeps its two
+//! mechanisms. It also keeps its three precautions against taking guaranteed bandwidth: headroom,
+//! hold-increase and rate-caution. Periods, steps and factors are Penstock's own ([`settings`]).
 
 pub mod demand;
 pub mod pair_rate;
@@ -44,7 +45,7 @@ pub use pair_rate::{PairRate, Signal};
 pub use seawall::SeawallRate;
 pub use settings::{RateSettings, SettingsError};
 
-/// Parts per million.
+/// A fraction in parts per million.
 pub type Parts = u32;
 
 /// The whole in [`Parts`].

@@ -7,7 +7,7 @@
 //!
 //! # Source
 //!
-//! ElasticSwitch, rate allocation: R = max(B, rate of a weighted TCP), with hold-increase and
+//! ElasticSwitch's rate allocation sets R = max(B, rate of a weighted TCP), with hold-increase and
 //! rate-caution.
 //!
 //! # Quantities
@@ -20,12 +20,12 @@
 //!
 //! # Approach
 //!
-//! Once a period, with R limited to the interface's rate:
+//! Once per period the rate changes by these rules, with R limited to the interface's rate:
 //!
-//! - p > 0: `goal = R; R = max(B, R (1 - cut p'))`. Here p' is min(1, gain × p) for losses, and the
-//!   moving average of p for marks. Then R does not grow for `hold / w`.
-//! - p = 0 and the hold is over: R grows by w times `step`. With caution, this is divided by R / B.
-//!   Below the goal, R grows by an eighth of the distance to it, if that is more.
+//! - If p > 0, `goal = R; R = max(B, R (1 - cut p'))`. Here p' is min(1, gain × p) for losses, and
+//!   the moving average of p for marks. Then R does not grow for `hold / w`.
+//! - If p = 0 and the hold is over, R grows by w times `step`. With caution, this growth is divided
+//!   by R / B. Below the goal, R grows by an eighth of the distance to the goal, if that is more.
 //!
 //! The return to the goal is not weighted. Otherwise pairs with small weights would still be
 //! returning when the next marks arrive, and their goal would sink each time. Shares would then be
@@ -33,13 +33,13 @@
 //!
 //! # Example
 //!
-//! A test: with B = 100 Mbit/s, R = 200, all frames lost and a cut of a quarter, R is 150 and the
-//! goal is 200. The next period without loss adds 50 / 8, which gives 156.25.
+//! In a test, B is 100 Mbit/s, R is 200, all frames are lost and the cut is a quarter. R becomes
+//! 150 and the goal 200. The next period without loss adds 50 / 8, which gives 156.25.
 //!
 //! # Bounds
 //!
-//! Properties: B <= R <= the interface's rate for any signals. Pairs of one queue with the same
-//! signals reach rates proportional to B.
+//! Two properties are tested. B <= R <= the interface's rate for any signals. Pairs of one queue
+//! with the same signals reach rates proportional to B.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -50,7 +50,7 @@ use super::{Parts, RateSettings, WHOLE, scaled};
 pub enum Signal {
     /// Fraction of the pair's frames that was lost.
     Lost(Parts),
-    /// Fraction that arrived with a congestion mark.
+    /// Fraction of the pair's frames that arrived with a congestion mark.
     Marked(Parts),
 }
 
@@ -83,7 +83,7 @@ impl PairRate {
         Self { guarantee: rate, rate, goal: rate, marked: 0, held_until: Nanos(0) }
     }
 
-    /// Permitted sending rate.
+    /// Rate at which the pair may send now.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate
@@ -95,7 +95,7 @@ impl PairRate {
         self.guarantee
     }
 
-    /// Changes the guarantee. The rate rises to at least that.
+    /// Changes the guarantee. The rate rises at least to the new guarantee.
     pub fn set_guarantee(&mut self, guarantee: BitsPerSecond, settings: &RateSettings) {
         self.guarantee = guarantee.min(settings.most);
         self.rate = self.rate.max(self.guarantee);
@@ -110,8 +110,8 @@ impl PairRate {
         settings: &RateSettings,
     ) -> BitsPerSecond {
         let share = signal.share().min(WHOLE);
-        // An average with a weight of a quarter for new values, so that a mark counts for some
-        // periods.
+        // This is an average in which a new value has a weight of a quarter, so that a mark counts
+        // for some periods.
         self.marked = self.marked - self.marked / 4 + share / 4;
         if share > 0 {
             self.cut(now, signal, settings);
@@ -183,7 +183,7 @@ mod tests {
         let mut pair = PairRate::new(BitsPerSecond(10 * MBIT), &settings);
         pair.period_ends(Nanos(0), Signal::Lost(1000), &settings);
         assert_eq!(pair.rate(), BitsPerSecond(10 * MBIT), "never below the guarantee");
-        // 50 ms x 100 / 10.
+        // The hold is 50 ms x 100 / 10.
         for ms in (50..500).step_by(50) {
             pair.period_ends(Nanos::from_millis(ms), Signal::Lost(0), &settings);
             assert_eq!(pair.rate(), BitsPerSecond(10 * MBIT), "held at {ms} ms");

@@ -2,40 +2,41 @@
 //!
 //! # Problem
 //!
-//! A hose limits what a VM may send to, or receive from, all others together. Rate limits apply to
-//! pairs.
+//! A hose limits the sum that a VM may send to all others, and the sum that it may receive. Rate
+//! limits apply to pairs.
 //!
 //! # Source
 //!
-//! ElasticSwitch, guarantee partitioning. For departures see [`super`].
+//! The source is ElasticSwitch's guarantee partitioning. For departures see [`super`].
 //!
 //! # Approach
 //!
-//! Each side of a pair divides its VM's guarantee on its own: the sender its sending rate, the
-//! receiver its receiving rate. The pair's guarantee is the smaller part ([`pair`]). There are two
-//! ways to divide:
+//! Each side of a pair divides its VM's guarantee on its own. The sender divides its sending rate,
+//! and the receiver its receiving rate. The pair's guarantee is the smaller of both parts
+//! ([`pair`]). There are two ways to divide:
 //!
-//! - [`equal`]: the same part for each active pair.
-//! - [`fill`]: water-filling. No pair gets more than it wants before all have what they want. A
-//!   pair wants the minimum of its estimated demand and the other side's report. The rest is
-//!   divided equally, so that a pair with growing demand finds some.
+//! - [`equal`] gives the same part to each active pair.
+//! - [`fill`] divides by water-filling. No pair gets more than it wants before all pairs have what
+//!   they want. A pair wants the minimum of its estimated demand and the other side's report. The
+//!   rest is divided equally, so that a pair with growing demand finds bandwidth.
 //!
 //! # Example
 //!
-//! A test: of 100 Mbit/s, three pairs that want 10, 60 and infinitely much get 10, 45 and 45.
+//! In a test, three pairs share 100 Mbit/s and want 10, 60 and unlimited. They get 10, 45 and 45.
 //!
 //! # Bounds
 //!
-//! Properties: the parts never exceed the guarantee in sum. A pair gets at least the smaller of an
-//! equal part and what it wants.
+//! Two properties are tested. The parts never exceed the guarantee in sum. A pair gets at least the
+//! smaller of an equal part and what it wants.
 //!
 //! # Cost
 //!
-//! One sort of the VM's active pairs per period.
+//! Each period takes one sort of the VM's active pairs.
 
 use penstock_units::BitsPerSecond;
 
-/// An equal part of `hose` for each of `pairs` pairs, rounded down; all of it if there are none.
+/// An equal part of `hose` for each of `pairs` pairs, rounded down. The whole `hose` if there are
+/// no pairs.
 #[must_use]
 pub fn equal(hose: BitsPerSecond, pairs: usize) -> BitsPerSecond {
     BitsPerSecond(hose.0 / u64::try_from(pairs.max(1)).unwrap_or(u64::MAX))

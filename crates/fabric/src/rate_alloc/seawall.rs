@@ -1,35 +1,36 @@
-//! A rate like Seawall's: by weight, without a guarantee.
+//! A pair's rate by weight, without a guarantee, as in Seawall.
 //!
 //! # Problem
 //!
-//! If no guarantee is sold, a tunnel from a VM must still not gain by opening more flows.
+//! Even if no guarantee is sold, a tunnel from a VM must not gain by opening more flows.
 //!
 //! # Source
 //!
-//! Seawall (NSDI 2011): a rate per tunnel, cut by the fraction of lost frames. It grows by weight
-//! along a curve that is flat around the rate at the last loss.
+//! Seawall (NSDI 2011) has a rate per tunnel and cuts it by the fraction of lost frames. The rate
+//! grows by weight along a curve that is flat around the rate at the last loss.
 //!
 //! # Approach
 //!
-//! r is [`SeawallRate::rate`], p the fraction of the period's frames that was lost, and the goal is
-//! r at the last loss. Weights are 1 or more. Once a period:
+//! r is [`SeawallRate::rate`], p is the fraction of the period's frames that was lost, and the goal
+//! is r at the last loss. Weights are 1 or more. Once per period:
 //!
-//! - p > 0: `goal = r; r = r (1 - cut p')`, at least [`RATE_MIN`].
-//! - p = 0 and r below the goal: r grows by weight times step, or by an eighth of the distance to
-//!   the goal if that is more.
-//! - p = 0 and r at or above the goal: r grows by weight times step plus its distance above the
-//!   goal.
+//! - If p > 0, `goal = r; r = r (1 - cut p')`, at least [`RATE_MIN`].
+//! - If p = 0 and r is below the goal, r grows by weight times step, or by an eighth of the
+//!   distance to the goal if that is more.
+//! - If p = 0 and r is at or above the goal, r grows by weight times step plus its distance above
+//!   the goal.
 //!
 //! Growth is therefore slow around the goal and fast far from it.
 //!
 //! # Bounds
 //!
-//! A property: [`RATE_MIN`] <= r <= the interface's rate. Tunnels of one queue with the same
-//! signals reach rates proportional to their weights.
+//! Two properties are tested. [`RATE_MIN`] <= r <= the interface's rate. Tunnels of one queue with
+//! the same signals reach rates proportional to their weights.
 //!
 //! # Departures
 //!
-//! The curve consists of two parts instead of a cubic function. The shape is the same, in integers.
+//! The curve consists of two parts instead of a cubic function. It has the same shape and needs
+//! only integers.
 
 use penstock_units::{BitsPerSecond, Weight};
 
@@ -55,13 +56,14 @@ impl SeawallRate {
         Self { weight, rate, goal: rate }
     }
 
-    /// Permitted sending rate.
+    /// Rate at which the tunnel may send now.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate
     }
 
-    /// Ends a period in which the fraction `lost` of its frames was lost. Returns the new rate.
+    /// Ends a period in which the fraction `lost` of the tunnel's frames was lost. Returns the new
+    /// rate.
     pub fn period_ends(&mut self, lost: Parts, settings: &RateSettings) -> BitsPerSecond {
         let step = settings.step.0.saturating_mul(u64::from(self.weight.get()));
         let rate = if lost > 0 {

@@ -1,9 +1,9 @@
 //! Periods, steps and margins of rate allocation.
 //!
-//! How fast a pair should take and return spare bandwidth depends on what else is in its queue.
-//! Three sets of values are known to work for a purpose: [`RateSettings::cautious`],
-//! [`RateSettings::shared_queue`] and [`RateSettings::low_priority`]. The simulator sweeps around
-//! them.
+//! How fast a pair should take and return spare bandwidth depends on the other traffic in its
+//! queue. Three sets of values are known to work, each for one purpose: [`RateSettings::cautious`],
+//! [`RateSettings::shared_queue`] and [`RateSettings::low_priority`]. The simulator also tries
+//! values around these sets.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -18,10 +18,10 @@ pub struct RateSettings {
     pub step: BitsPerSecond,
     /// Fraction of its rate that a pair gives up if all its frames are lost or marked.
     pub cut: Parts,
-    /// Factor on the fraction of lost frames. Marks count once.
+    /// Factor on the fraction of lost frames. The fraction of marked frames has no factor.
     pub loss_gain: u32,
     /// Time after a loss or mark in which a pair with a guarantee of [`Self::WEIGHT_ONE`] does not
-    /// grow. It is inversely proportional to the guarantee.
+    /// grow. The time is inversely proportional to the pair's guarantee.
     pub hold: Nanos,
     /// Longest time without growth.
     pub hold_max: Nanos,
@@ -30,7 +30,7 @@ pub struct RateSettings {
     /// Fraction of a VM's guarantee that is not divided among pairs, so that guarantees alone never
     /// fill a link.
     pub head_room: Parts,
-    /// Highest rate of a pair, which is its interface's.
+    /// Highest rate of a pair, which is the rate of its interface.
     pub most: BitsPerSecond,
 }
 
@@ -51,7 +51,7 @@ pub enum SettingsError {
         name: &'static str,
         /// Value of the setting.
         parts: Parts,
-        /// Largest permitted value.
+        /// Largest permitted value of the setting.
         most: Parts,
     },
     /// The highest rate is 0.
@@ -63,8 +63,8 @@ impl RateSettings {
     /// The guarantee at which a pair's weight is 1.
     pub const WEIGHT_ONE: BitsPerSecond = BitsPerSecond(100_000_000);
 
-    /// For a queue that the pairs of all tenants share. A tenth of each guarantee stays free, pairs
-    /// pause after marks, and they grow more slowly the more they have.
+    /// Settings for a queue that the pairs of all tenants share. A tenth of each guarantee stays
+    /// free. Pairs pause after marks, and they grow more slowly the more they have.
     #[must_use]
     pub const fn cautious(most: BitsPerSecond) -> Self {
         Self {
@@ -80,8 +80,8 @@ impl RateSettings {
         }
     }
 
-    /// For a shared queue that weighted fair queuing separates from tenants with queues of their
-    /// own. It can take bandwidth only from itself, so it need not be slow.
+    /// Settings for a shared queue that weighted fair queuing separates from tenants with queues of
+    /// their own. The queue can take bandwidth only from itself, so its pairs need not be slow.
     #[must_use]
     pub const fn shared_queue(most: BitsPerSecond) -> Self {
         Self {
@@ -94,8 +94,8 @@ impl RateSettings {
         }
     }
 
-    /// For traffic above the guarantee that has the lower of two strict priorities. It cannot take
-    /// guaranteed bandwidth.
+    /// Settings for traffic above the guarantee that has the lower of two strict priorities. This
+    /// traffic cannot take guaranteed bandwidth.
     #[must_use]
     pub const fn low_priority(most: BitsPerSecond) -> Self {
         Self { step: BitsPerSecond(100_000_000), ..Self::shared_queue(most) }
@@ -115,7 +115,7 @@ impl RateSettings {
         if self.most.0 == 0 {
             return Err(SettingsError::Most);
         }
-        // A pair that gives up everything, or keeps its whole guarantee free, has no rate.
+        // A pair that gives up all of its rate, or keeps its whole guarantee free, has no rate.
         let bounds = [("cut", self.cut, WHOLE), ("head_room", self.head_room, WHOLE / 2)];
         match bounds.into_iter().find(|(_, parts, most)| parts > most) {
             Some((name, parts, most)) => Err(SettingsError::Parts { name, parts, most }),

@@ -9,7 +9,7 @@ const TRIES: u32 = 16;
 
 impl Datacenter {
     /// Places each VM on a random server with a free slot, in a random tree of the lowest layer
-    /// with a tree over all of them. `below(n)` draws from 0 to n - 1. Returns `None` if 16
+    /// with a tree over all these servers. `below(n)` draws from 0 to n - 1. Returns `None` if 16
     /// attempts found too little bandwidth.
     pub fn find_random(
         &self,

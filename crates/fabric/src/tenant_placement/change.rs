@@ -1,7 +1,7 @@
 //! Growing tenants and emptying nodes.
 //!
-//! VMs stay where they are if possible. Else the tree stays. Only if neither is possible is a
-//! tenant placed again. A change that fails leaves everything as it was.
+//! VMs stay on their servers if possible. Otherwise the tenant keeps its tree. Only if neither is
+//! possible is the tenant placed again. A change that fails leaves everything as it was.
 
 use core::fmt;
 
@@ -16,9 +16,9 @@ use crate::topology::NodeId;
 /// Effect of a change on a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// Only VMs that had to move did, and the tree is the same.
+    /// Only VMs that had to move were moved, and the tree is the same.
     InPlace,
-    /// Only VMs that had to move did, but the tree has another root.
+    /// Only VMs that had to move were moved, but the tree has another root.
     Rerouted,
     /// The tenant was placed again.
     Anew,
@@ -39,7 +39,7 @@ impl fmt::Display for Moved {
 pub struct Move {
     /// Slot of the tenant.
     pub tenant: TenantSlot,
-    /// How it moved, or why it stays where it was.
+    /// How the tenant moved, or why it stays.
     pub outcome: Result<Moved, Refusal>,
 }
 
@@ -71,7 +71,7 @@ impl Datacenter {
     /// VMs cannot stay.
     ///
     /// # Errors
-    /// The tenant cannot grow; it then keeps what it has.
+    /// Returns the reason for which the tenant cannot grow. It then keeps its VMs.
     pub fn grow(
         &mut self,
         slot: TenantSlot,
@@ -135,7 +135,7 @@ impl Datacenter {
         Err(outcome)
     }
 
-    /// A placement that keeps all VMs on servers in service.
+    /// A placement in which all VMs on servers in service stay.
     fn beside(&self, old: &Placement, request: &Request) -> Option<(Placement, Moved)> {
         let checked = Checked::new(self, request).ok()?;
         let wish = checked.wish(request);

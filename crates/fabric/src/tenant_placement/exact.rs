@@ -2,62 +2,62 @@
 //!
 //! # Problem
 //!
-//! QShare §IV-B asks for the optimal allocation in every candidate tree. Trees of a layer share
-//! most of their nodes. Whatever depends on a node alone must therefore be computed once per node,
-//! not once per tree.
+//! QShare §IV-B requires the optimal allocation in every candidate tree. Trees of a layer share
+//! most of their nodes. Results that depend on a node alone must therefore be computed once per
+//! node and not once per tree.
 //!
 //! # Source
 //!
-//! QShare Algorithm 1, `get_optimal_allocation`. A single virtual cluster can be embedded optimally
-//! in polynomial time: Rost, Fuerst, Schmid, CCR 2015.
+//! The source is QShare Algorithm 1, `get_optimal_allocation`. By Rost, Fuerst, Schmid, CCR 2015, a
+//! single virtual cluster can be embedded optimally in polynomial time.
 //!
 //! # Quantities
 //!
-//! There are N VMs of rate B. Link l has free bandwidth for a(l) VMs, at most N. m(l) VMs are below
-//! it. The link needs min(m, N - m) * B.
+//! There are N VMs of rate B. Link l has free bandwidth for a(l) VMs, at most N, and m(l) VMs are
+//! below it. The link needs min(m, N - m) * B.
 //!
 //! # Approach
 //!
-//! A link has room if m <= a or N - m <= a. The *centre* is the node for which, on every link, the
-//! side away from it is the smaller one that counts. At most a(l) VMs may be below a link that does
-//! not lead to the centre, and at most a(l) above one that does. For a given centre, the cost of a
-//! VM is its distance, and all limits are on nested sets. Taking as many VMs as possible nearest to
-//! the centre is therefore optimal.
+//! A link has room if m <= a or N - m <= a. The smaller of its two sides counts. The *centre* is
+//! the node for which, on every link, this is the side away from the centre. At most a(l) VMs may
+//! be below a link that does not lead to the centre. At most a(l) VMs may be above a link that
+//! does. For a given centre, the cost of a VM is its distance, and all limits are on nested sets.
+//! It is therefore optimal to take as many VMs as possible nearest to the centre.
 //!
-//! A node's *front* holds, for each useful centre below it, the number of VMs that the node then
-//! holds and the load of the links below it. An entry with fewer VMs and a higher cost than another
-//! is dropped. A centre with at most half of the VMs is never useful, because the node above it
-//! does as well.
+//! A node's *front* has an entry for each useful centre below the node. The entry has the number of
+//! VMs that the node then holds and the load of the links below it. An entry is dropped if another
+//! one has more VMs at a lower cost. A centre with at most half of the VMs is never useful, because
+//! the node above it does as well.
 //!
 //! # Example
 //!
-//! A test: N = 6, two servers with 5 and 4 slots, and room for 1 VM on both links. m = 5 is
+//! In a test, N is 6, two servers have 5 and 4 slots, and both links have room for 1 VM. m = 5 is
 //! possible, because only one VM is on the other side. The cost is 2.
 //!
 //! # Departures
 //!
-//! The printed algorithm takes the server with the most usable slots in the whole tree next. In
-//! trees with several layers of switches, this spreads over racks what one rack could hold; see
-//! `departures.md`.
+//! The printed algorithm always takes the server with the most usable slots in the whole tree next.
+//! In trees with several layers of switches, this spreads VMs over several racks even if one rack
+//! has room for all. See `departures.md`.
 //!
 //! # Cost
 //!
 //! Time is proportional to the links of the visited layers, three per server in a fat-tree. This is
-//! O(V), where the paper's bound is O(V^(5/3)). 8 bytes per node and 24 per way.
+//! O(V), whereas the paper's bound is O(V^(5/3)). Memory is 8 bytes per node and 24 per way.
 
 use crate::ledger::Ledger;
 use crate::topology::{LinkId, NodeId};
 
-/// No link: the centre is the node itself.
+/// Value of `via` without a link: the centre is the node itself.
 const HERE: u32 = u32::MAX;
 
-/// A possibility to have `vms` VMs below a node.
+/// A way to have `vms` VMs below a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Way {
     vms: u32,
-    /// Load of the links below, in VMs.
+    /// Load of the links below the node, in VMs.
     carried: u64,
-    /// The link down towards the centre, and the index of its lower end's way.
+    /// The link down towards the centre, and the index of the way of its lower end.
     via: u32,
     next: u32,
 }
@@ -66,19 +66,19 @@ struct Way {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask<'a> {
     pub(super) vms: u32,
-    /// Bits per second of each VM, above 0. 0 considers slots only.
+    /// Rate of each VM in bit/s, above 0. If it is 0, only slots count.
     pub(super) rate: u64,
     /// Most VMs in a node of each layer; see `Request::caps`.
     pub(super) caps: &'a [u32],
-    /// Whether each server may be used; `None` for all.
+    /// Whether each server may be used. `None` allows all servers.
     pub(super) allowed: Option<&'a [bool]>,
 }
 
 impl Ask<'_> {
-    /// For how many of `vms` VMs a link has free bandwidth.
+    /// Number of VMs, up to `vms`, for which a link has free bandwidth.
     fn share(&self, ledger: &Ledger, link: u32, vms: u32) -> u32 {
         let free = ledger.available_both(link);
-        // Most links have room for all, and the division would dominate the cost.
+        // Most links have room for all VMs, and the division would dominate the cost.
         if u128::from(free) >= u128::from(self.rate) * u128::from(vms) {
             return vms;
         }
@@ -89,11 +89,11 @@ impl Ask<'_> {
 /// Results per node for one request. The memory is reused.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Survey {
-    /// For each node, most VMs below it if the centre is at it or elsewhere.
+    /// Most VMs below each node if the centre is the node or is not below it.
     plain: Vec<u32>,
-    /// For each link, most VMs below it if it does not lead to the centre.
+    /// Most VMs below each link if the link does not lead to the centre.
     shares: Vec<u32>,
-    /// For each node, the range of its front in `ways`.
+    /// Range of each node's front in `ways`.
     fronts: Vec<(u32, u32)>,
     ways: Vec<Way>,
 }
@@ -105,17 +105,17 @@ pub(super) struct Laid {
     pub(super) servers: Vec<(u32, u32)>,
     /// Links and the numbers of VMs below them.
     pub(super) links: Vec<(u32, u32)>,
-    /// Candidate children: room, tenants on the link, and link.
+    /// Candidate children: the room below, the tenants on the link, and the link.
     choice: Vec<(u32, u32, u32)>,
 }
 
 /// Order in which a node's children are filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Best fit, else most room first. Ties go to the fewest tenants on the link, then to the
-    /// lowest number.
+    /// Children are filled by best fit. If none fits, the child with the most room is first. Ties
+    /// go to the fewest tenants on the link, then to the lowest number.
     Room,
-    /// By number: first fit.
+    /// Children are filled by number: first fit.
     Number,
 }
 
@@ -184,7 +184,7 @@ impl Survey {
     }
 
     /// Adds a way to the front that begins at `start`, unless another way is at least as good in
-    /// both respects. Removes ways that it dominates.
+    /// both respects. Removes ways that the new one dominates.
     fn keep(&mut self, start: u32, way: Way) {
         let front = &self.ways[start as usize..];
         if front.iter().any(|w| w.vms >= way.vms && w.carried <= way.carried) {
@@ -247,8 +247,8 @@ struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    /// Puts `vms` below a node on the path to the centre: first on the centre's side, then on the
-    /// others.
+    /// Puts `vms` below a node on the path to the centre. The centre's side is filled first, then
+    /// the others.
     fn toward_centre(&mut self, node: NodeId, way: Way, vms: u32) {
         if way.via == HERE {
             self.fill(node, vms, None);
@@ -293,9 +293,9 @@ impl Layout<'_> {
         self.laid.choice.truncate(base);
     }
 
-    /// Swaps the best child from `at` on to `at`. A child that takes all of `vms` with the least
-    /// room to spare is best, because it keeps large rooms intact. Otherwise the child with the
-    /// most room is best. Ties go to the fewest tenants on the link.
+    /// Swaps the best child from `at` on to `at`. The best child takes all of `vms` and has the
+    /// least room to spare, because this keeps large rooms intact. If no child takes all, the child
+    /// with the most room is best. Ties go to the fewest tenants on the link.
     fn bring_best_to(&mut self, at: usize, vms: u32) {
         let key = |(share, tenants, link): (u32, u32, u32)| match share.checked_sub(vms) {
             Some(beyond) => (false, beyond, tenants, link),
@@ -343,7 +343,7 @@ mod tests {
         let found = laid(&ledger, 6, 1).unwrap();
         assert_eq!(found.servers, [(0, 5), (1, 1)]);
         assert_eq!(found.links, [(0, 5), (1, 1)]);
-        // Seven would put two on the other side of a link that has room for one.
+        // With seven VMs, two would be on the other side of a link that has room for one.
         assert_eq!(laid(&ledger, 7, 1), None);
     }
 

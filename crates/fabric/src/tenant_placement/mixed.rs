@@ -1,21 +1,23 @@
-//! Tenants whose VMs have different guarantees, and VMs added to existing ones.
+//! Places tenants with VMs that have different guarantees, and adds VMs to existing tenants.
 //!
 //! # Problem
 //!
-//! With rates g, a link needs min(sum below, sum elsewhere) in each direction. This no longer
+//! With rates g, a link needs min(sum below, sum elsewhere) in each direction. This need no longer
 //! depends on counts alone, and packing VMs of several sizes is hard.
 //!
 //! # Approach
 //!
-//! The largest VMs go first, onto the servers with the most room, while the VMs below each link may
+//! The largest VMs are placed first, on the servers with the most room. The VMs below each link may
 //! send and receive no more than its free bandwidth. This bound exceeds a link's need. Therefore
-//! links on the path to one server, the centre, are exempt from it, first none of them, then more,
-//! up to all. The true need of each link is checked once all VMs are placed, because it is not
-//! monotone during placement (`control-notes`, "heterogeneous hose").
+//! links on the path to one server, the centre, can be exempt from the bound. The first attempt
+//! exempts no link, and later attempts exempt more, up to all. The true need of each link is
+//! checked once all VMs are placed, because the need is not monotone during placement
+//! (`control-notes`, "heterogeneous hose").
 //!
 //! # Cost
 //!
-//! For each tree, VM classes times servers times layers. It is slower than [`super::exact`].
+//! For each tree, the time is proportional to VM classes times servers times layers. This is slower
+//! than [`super::exact`].
 
 use std::collections::BTreeMap;
 
@@ -63,7 +65,7 @@ pub(super) fn of_laid(
     finish(ledger, policy, request, root, shares, links)
 }
 
-/// Indices of the VM classes, largest first.
+/// Indices of the VM classes, the largest VMs first.
 fn by_size(hose: &Hose) -> Vec<usize> {
     let mut order: Vec<usize> = (0..hose.classes().len()).collect();
     let size = |class: &usize| {
@@ -74,7 +76,7 @@ fn by_size(hose: &Hose) -> Vec<usize> {
     order
 }
 
-/// Need of every link in the tree of `root`, without zeros.
+/// Need of every link in the tree of `root`, without links that need nothing.
 fn needs(ledger: &Ledger, hose: &Hose, root: NodeId, shares: &[VmShare]) -> Vec<(LinkId, Need)> {
     let mut below: BTreeMap<LinkId, Vec<u32>> = BTreeMap::new();
     for share in shares {
@@ -107,8 +109,8 @@ pub(super) fn in_layer(
     best
 }
 
-/// Places all VMs of the request in the tree of `root` and keeps those of `base` in place. The
-/// resources of `base` must not be in the ledger.
+/// Places all VMs of the request in the tree of `root`. The VMs of `base` stay on their servers.
+/// The resources of `base` must not be in the ledger.
 pub(super) fn in_tree(
     ledger: &Ledger,
     policy: &Policy,
@@ -134,14 +136,15 @@ struct Tree<'a> {
     wish: &'a Wish<'a>,
     root_layer: usize,
     base: &'a Base,
-    /// Servers with their slots and their links up to the root, in the order of filling.
+    /// Servers with their slots and their links up to the root, in the order in which they are
+    /// filled.
     servers: Vec<(NodeId, u32, Vec<LinkId>)>,
-    /// Links of the first server, lowest first: the path to the centre.
+    /// Links of the first server, the lowest first. They are the path to the centre.
     to_centre: Vec<LinkId>,
 }
 
 impl<'a> Tree<'a> {
-    /// `None` if the tree has too few slots or does not contain all of `base`.
+    /// Prepares a tree. `None` if it has too few slots or does not contain all of `base`.
     fn new(ledger: &'a Ledger, wish: &'a Wish<'a>, root: NodeId, base: &'a Base) -> Option<Self> {
         let topology = ledger.topology();
         let mut servers = Vec::new();
@@ -175,16 +178,16 @@ impl<'a> Tree<'a> {
 /// State while a tree is filled.
 struct Filling<'a> {
     tree: &'a Tree<'a>,
-    /// What the VMs below a link may still send and receive. Exempt links to the centre have no
-    /// entry.
+    /// Bandwidth in which the VMs below a link may still send and receive. Exempt links to the
+    /// centre have no entry.
     free: BTreeMap<LinkId, Need>,
-    /// VMs below each link, for the bounds of fault domains.
+    /// Number of VMs below each link, for the bounds of fault domains.
     below: BTreeMap<LinkId, u32>,
 }
 
 impl<'a> Filling<'a> {
-    /// Bounds the lowest `kept` links on the path to the centre like all others, and exempts the
-    /// rest.
+    /// Applies the bound to the lowest `kept` links on the path to the centre, as to all other
+    /// links. The rest of the path is exempt.
     fn new(tree: &'a Tree<'a>, kept: usize) -> Self {
         let mut free = BTreeMap::new();
         let links = tree.servers.iter().flat_map(|(_, _, path)| path.iter().copied());
@@ -227,7 +230,7 @@ impl<'a> Filling<'a> {
         left.iter().all(|left| *left == 0).then_some(shares)
     }
 
-    /// Most VMs of a class for which the links of a path and the fault domains have room.
+    /// Most VMs of a class for which the links of a path and the fault domains still have room.
     fn room(&self, class: usize, path: &[LinkId]) -> u32 {
         let wish = self.tree.wish;
         let kind = wish.request.hose.classes()[class];

@@ -1,25 +1,26 @@
-//! Tenant placement: where tenants' VMs go.
+//! Tenant placement decides on which servers a tenant's VMs run.
 //!
 //! # Problem
 //!
-//! A tenant needs slots and, on every link of one tree, the bandwidth that its guarantees may use.
-//! Ports should carry few tenants, because a port has few queues.
+//! A tenant needs slots. It also needs, on every link of one tree, the bandwidth that its
+//! guarantees may use. Ports should carry few tenants, because a port has few queues.
 //!
 //! # Source
 //!
-//! QShare §IV, Algorithm 1. `docs/reference/fabric.md` lists the parameters that it leaves open.
+//! The source is QShare §IV, Algorithm 1. `docs/reference/fabric.md` lists the parameters that the
+//! paper leaves open.
 //!
 //! # Approach
 //!
-//! From the servers up, the first layer with a tree that has room is used. Among its trees, the one
-//! with the least cost is chosen; ties go to the first. In a tree, VMs are laid out so that the
-//! least bandwidth is reserved (`exact`). A refusal states the binding constraint and the nearest
-//! requests that would fit ([`Refusal`]).
+//! The search goes from the servers up and uses the first layer with a tree that has room. Of this
+//! layer's trees, it chooses the one with the least cost; ties go to the first. In a tree, VMs are
+//! laid out so that the least bandwidth is reserved (`exact`). A refusal states the binding
+//! constraint and the nearest requests that would fit ([`Refusal`]).
 //!
 //! # Invariants
 //!
-//! Properties in `tests/`: reservations never exceed the limit of any link. Removing all tenants
-//! restores the empty ledger exactly. If one tenant can be placed at all, it is placed.
+//! `tests/` checks three properties. Reservations never exceed the limit of any link. Removing all
+//! tenants restores the empty ledger exactly. If one tenant can be placed at all, it is placed.
 
 use thiserror::Error;
 
@@ -44,10 +45,10 @@ pub use request::{Affinity, Request, RequestError, Spread, TenantSlot};
 
 use search::{Search, Wish};
 
-/// A placed tenant.
+/// A tenant that has a placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
-    /// What the tenant requested.
+    /// The request that the tenant was placed for.
     pub request: Request,
     /// Servers and links that the tenant holds.
     pub placement: Placement,
@@ -97,13 +98,13 @@ impl Datacenter {
         self.ledger.topology()
     }
 
-    /// Settings of placement.
+    /// Policy that decides in which tree tenants are placed.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The tenant in a slot, if there is one.
+    /// The tenant in a slot. `None` if the slot is empty.
     #[must_use]
     pub fn tenant(&self, slot: TenantSlot) -> Option<&Tenant> {
         self.tenants.get(slot.index())?.as_ref()
@@ -115,18 +116,19 @@ impl Datacenter {
         slots.filter_map(|(slot, tenant)| Some((slot, tenant.as_ref()?)))
     }
 
-    /// Changes a node's state without moving tenants; see also [`Self::evacuate`].
+    /// Changes a node's state without moving tenants. [`Self::evacuate`] moves them too.
     pub fn set_service(&mut self, node: NodeId, service: Service) {
         self.ledger.set_service(node, service);
     }
 
-    /// Finds a placement for a request; `None` if there is none or the request is invalid.
+    /// Finds a placement for a request. `None` if there is none or the request is invalid.
     pub fn find(&mut self, request: &Request) -> Option<Placement> {
         let checked = Checked::new(self, request).ok()?;
         self.search.run(&self.ledger, &self.policy, &checked.wish(request))
     }
 
-    /// Places a tenant. On failure, [`Self::place`] takes longer but gives the reason.
+    /// Places a tenant. `None` on failure. [`Self::place`] takes longer then but returns the
+    /// reason.
     pub fn try_place(&mut self, request: &Request) -> Option<TenantSlot> {
         let placement = self.find(request)?;
         let placed = self.place_at(request.clone(), placement);
@@ -136,7 +138,7 @@ impl Datacenter {
     /// Places a tenant.
     ///
     /// # Errors
-    /// The tenant cannot be placed. The refusal has the reason and what would fit.
+    /// The tenant cannot be placed. The refusal has the reason and the requests that would fit.
     pub fn place(&mut self, request: &Request) -> Result<TenantSlot, Refusal> {
         match self.try_place(request) {
             Some(slot) => Ok(slot),
@@ -175,8 +177,8 @@ impl Datacenter {
         Some(tenant)
     }
 
-    /// Removes a tenant and frees its resources but not its slot, which something still refers to.
-    /// The slot is not reused until [`Self::free`].
+    /// Removes a tenant and frees its resources but not its slot, because some record still refers
+    /// to the slot. The slot is not reused until [`Self::free`].
     pub fn retire(&mut self, slot: TenantSlot) -> Option<Tenant> {
         let tenant = self.tenants.get_mut(slot.index())?.take()?;
         self.ledger.give_back(&tenant.placement.entry);
@@ -194,7 +196,7 @@ impl Datacenter {
     }
 }
 
-/// Derived data of a valid request.
+/// A valid request with the data derived from it.
 #[derive(Debug)]
 struct Checked {
     caps: Vec<u32>,
@@ -213,7 +215,7 @@ impl Checked {
     }
 }
 
-/// Whether VMs may be on each server; `None` for all servers.
+/// Whether VMs may be on each server. `None` allows all servers.
 fn allowed(
     datacenter: &Datacenter,
     affinity: &Affinity,

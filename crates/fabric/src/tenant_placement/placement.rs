@@ -12,7 +12,7 @@ use crate::topology::{LinkId, NodeId};
 /// VMs of one class on one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VmShare {
-    /// Server in layer 0 that has the VMs.
+    /// Server that has the VMs, in layer 0.
     pub server: NodeId,
     /// Index of the class in the hose.
     pub class: u32,
@@ -23,27 +23,28 @@ pub struct VmShare {
 /// Cost of a placement (QShare §IV-B).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// c_b in bit/s: the sum of reservations on all links of the tree, in the larger direction of
-    /// each.
+    /// c_b in bit/s. This is the sum over all links of the tree of the larger of a link's two
+    /// reservations.
     pub bandwidth: u128,
-    /// c_q: the most tenants on any link of the tenant, including itself; 0 without links.
+    /// c_q: the most tenants on any link of the tenant, including the tenant itself. 0 without
+    /// links.
     pub queue: u32,
     /// Number of the tenant's links with more tenants than dedicated queues.
     pub overfull: u32,
-    /// Weighted sum of both: a * c_q / Q + (1 - a) * c_b / (N * B * depth).
+    /// Weighted sum of queue and bandwidth cost: a * c_q / Q + (1 - a) * c_b / (N * B * depth).
     pub weighed: f64,
 }
 
 /// A tenant's tree, VMs and reservations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
-    /// Root of the tenant's tree; a server if all VMs are on it.
+    /// Root of the tenant's tree. The root is a server if all VMs are on this server.
     pub root: NodeId,
-    /// Its VMs, ordered by server and class.
+    /// VMs of the tenant, ordered by server and class.
     pub shares: Vec<VmShare>,
-    /// Its slots and its bandwidth on the links of its tree.
+    /// Slots of the tenant, and its bandwidth on the links of its tree.
     pub entry: Entry,
-    /// Cost when it was placed.
+    /// Cost of the placement when the tenant was placed.
     pub cost: Cost,
 }
 
@@ -54,7 +55,7 @@ impl Placement {
         self.shares.iter().filter(|share| share.server == server).map(|share| share.vms).sum()
     }
 
-    /// Whether it uses any link.
+    /// Whether the placement uses any link.
     #[must_use]
     pub fn has_network(&self) -> bool {
         !self.entry.links.is_empty()
@@ -124,7 +125,7 @@ pub(super) fn finish(
 pub(super) struct Scale {
     dedicated: u32,
     queues: f64,
-    /// Weight of c_q; c_b has the rest.
+    /// Weight of c_q. The weight of c_b is 1 - a.
     a: f64,
     /// N * B in bit/s.
     total: f64,
@@ -141,8 +142,8 @@ impl Scale {
         Self { dedicated: policy.dedicated(), queues: f64::from(policy.queues), a, total }
     }
 
-    /// Cost of links, given the larger direction of each need, in a tree with its root in layer
-    /// `depth`.
+    /// Cost of links in a tree with its root in layer `depth`. Each link comes with the larger
+    /// direction of its need.
     pub(super) fn cost(
         &self,
         ledger: &Ledger,

@@ -1,22 +1,23 @@
-//! Settings that decide which tree is chosen.
+//! Settings that decide in which tree a tenant is placed.
 
 use thiserror::Error;
 
-/// Weight of c_q relative to c_b (QShare §IV-B: larger if the datacenter is lightly loaded).
+/// Weight of c_q relative to c_b. By QShare §IV-B it is larger if the datacenter is lightly loaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QueueWeight {
-    /// 1 minus the reserved fraction of the scarcest layer, clamped to 0.2 and 0.9.
+    /// The weight is 1 minus the reserved fraction of the scarcest layer, clamped to 0.2 and 0.9.
     ByLoad,
-    /// A constant from 0 to 1; 0.9 is the stress test of QShare §VII-C.
+    /// The weight is a constant from 0 to 1. The stress test of QShare §VII-C uses 0.9.
     Fixed(f64),
 }
 
 /// Which tree of a layer is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// The tree of least cost (QShare Algorithm 1).
+    /// The tree of least cost is chosen (QShare Algorithm 1).
     Balanced,
-    /// The first tree that fits, filled from the left: greedy as in Oktopus, for comparison.
+    /// The first tree that fits is chosen and filled from the left. This is greedy as in Oktopus
+    /// and serves for comparison.
     FirstFit,
 }
 
@@ -25,7 +26,7 @@ pub enum Choice {
 pub struct Policy {
     /// Queues of a switch port, 2 or more.
     pub queues: u32,
-    /// Queues of a port that no tenant may own: the shared queue and those for other purposes; at
+    /// Queues of a port that no tenant may own: the shared queue and queues for other purposes. At
     /// least 1.
     pub reserved_queues: u32,
     /// Weight of the queue cost.

@@ -1,7 +1,8 @@
-//! Why a request cannot be placed, and which requests could.
+//! Explains why a request cannot be placed, and which requests would fit.
 //!
-//! Constraints are dropped one by one, bandwidth first, until the request fits. The last one
-//! dropped is the binding constraint. Offers are found by bisection, and each has been tried.
+//! Constraints are dropped one by one, bandwidth first, until the request fits. The constraint that
+//! was dropped last is the binding constraint. Offers are found by bisection, and each offer has
+//! been tried.
 
 use core::fmt;
 
@@ -13,70 +14,71 @@ use super::{Checked, Datacenter, mixed};
 use crate::hose::{Hose, Need, VmClass};
 use crate::topology::{LinkId, NodeId, Topology};
 
-/// A refused request.
+/// Reasons for a refusal, and alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// The binding constraint.
+    /// The constraint without which the request would fit.
     pub reason: Reason,
     /// Requests that would fit now.
     pub fits: Vec<Offer>,
 }
 
-/// The binding constraint.
+/// The constraint without which a refused request would fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
     /// The request is invalid in this datacenter.
     Request(RequestError),
-    /// Too few free slots on servers in service.
+    /// Servers in service have too few free slots.
     Slots {
         /// VMs that fit into one tree if only slots count.
         fit: u32,
-        /// VMs requested.
+        /// VMs that the request has.
         wanted: u32,
     },
     /// Affinity leaves too few servers.
     Affinity {
         /// VMs that fit on the permitted servers.
         fit: u32,
-        /// VMs requested.
+        /// VMs that the request has.
         wanted: u32,
     },
     /// Bounds on VMs per fault domain leave too little room.
     Spread {
         /// VMs that fit under these bounds.
         fit: u32,
-        /// VMs requested.
+        /// VMs that the request has.
         wanted: u32,
     },
-    /// A link has too little bandwidth. Of several, the one that excludes most VMs.
+    /// A link has too little bandwidth. Of several such links, this is the one that excludes most
+    /// VMs.
     Link {
         /// The binding link.
         link: LinkId,
-        /// Name of its lower end.
+        /// Name of the link's lower end.
         child: String,
-        /// Name of its upper end.
+        /// Name of the link's upper end.
         parent: String,
-        /// Reservation on it, in the larger direction.
+        /// Reservation on the link, in the larger direction.
         reserved: BitsPerSecond,
-        /// Largest possible reservation.
+        /// Largest possible reservation on the link.
         limit: BitsPerSecond,
-        /// VMs for which there are slots below it.
+        /// Number of VMs for which there are slots below the link.
         slots: u32,
-        /// VMs for which it has bandwidth.
+        /// Number of VMs for which the link has bandwidth.
         room: u32,
     },
 }
 
-/// A variant of the refused request that would fit now. It differs in one respect.
+/// A variant of the refused request that would fit now. It differs from the request in one respect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Offer {
-    /// This number of VMs.
+    /// The request with this number of VMs.
     Vms(u32),
-    /// This rate for each VM.
+    /// The request with this rate for each VM.
     Rate(BitsPerSecond),
-    /// All rates multiplied by this number of thousandths.
+    /// The request with all rates multiplied by this number of thousandths.
     RatesPermille(u32),
 }
 
@@ -122,7 +124,7 @@ impl fmt::Display for Reason {
 impl core::error::Error for Refusal {}
 
 impl Datacenter {
-    /// Explains why a request cannot be placed now, and what would fit.
+    /// Explains why a request cannot be placed now, and which requests would fit.
     pub fn explain(&mut self, request: &Request) -> Refusal {
         let checked = match Checked::new(self, request) {
             Ok(checked) => checked,
@@ -155,7 +157,7 @@ impl Datacenter {
         self.tightest(&ask, root)
     }
 
-    /// Most VMs that any tree holds, and the root of the first such tree.
+    /// The most VMs that any tree can hold, and the root of the first such tree.
     fn most(&mut self, ask: &Ask<'_>) -> (u32, NodeId) {
         let survey = &mut self.search.survey;
         survey.servers(&self.ledger, ask);
@@ -172,7 +174,8 @@ impl Datacenter {
         best
     }
 
-    /// The link below `root` that excludes most VMs; the root's first uplink if there is none.
+    /// The link below `root` that excludes most VMs. If there is none, the first uplink of the
+    /// root.
     fn tightest(&self, ask: &Ask<'_>, root: NodeId) -> Reason {
         let topology = self.topology();
         let lost = |link: LinkId| {
@@ -186,7 +189,7 @@ impl Datacenter {
             (slots.saturating_sub(room), core::cmp::Reverse(*link))
         });
         let Some(link) = worst else {
-            // A server without links that has too few slots.
+            // This is a server without links that has too few slots.
             return Reason::Slots { fit: self.search.survey.most(root), wanted: ask.vms };
         };
         let (slots, room) = lost(link);

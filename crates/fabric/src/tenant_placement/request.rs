@@ -1,4 +1,4 @@
-//! A tenant's request: VMs, guarantees and constraints on places.
+//! A tenant's request: VMs, guarantees and constraints on their servers.
 
 use thiserror::Error;
 
@@ -17,38 +17,39 @@ impl TenantSlot {
     }
 }
 
-/// How many VMs one failure may affect. A fault domain of layer i is everything below one node of
-/// layer i in the tenant's tree: 0 is a server, 1 a rack, 2 a pod.
+/// Bound on the VMs that one failure may affect. A fault domain of layer i is everything below one
+/// node of layer i in the tenant's tree: 0 is a server, 1 a rack, 2 a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
     /// Layer of the fault domain.
     pub layer: usize,
     /// Most VMs of the tenant in one domain, at least 1.
     pub most_vms: Option<u32>,
-    /// Least number of domains, at least 1. A uniform bound enforces it: with d domains and N VMs,
-    /// no domain holds more than (N - 1) / (d - 1), rounded down, the largest bound that forces d.
+    /// Least number of domains, at least 1. A uniform bound enforces this number. With d domains
+    /// and N VMs, no domain holds more than (N - 1) / (d - 1), rounded down. This is the largest
+    /// bound that forces d.
     pub least_domains: Option<u32>,
 }
 
-/// Where a tenant's VMs may be.
+/// Constraints on the servers of a tenant's VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Affinity {
-    /// Only below one of these nodes; anywhere if empty.
+    /// The VMs must be below one of these nodes. Empty allows all nodes.
     pub within: Vec<NodeId>,
-    /// Only in fault domains, of this layer, in which these tenants have VMs.
+    /// The VMs must be in fault domains of the given layer in which these tenants have VMs.
     pub near: Vec<(TenantSlot, usize)>,
-    /// Not in fault domains, of this layer, in which these tenants have VMs.
+    /// The VMs must not be in fault domains of the given layer in which these tenants have VMs.
     pub apart: Vec<(TenantSlot, usize)>,
 }
 
-/// A complete request.
+/// A complete placement request of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// VMs and their guarantees.
     pub hose: Hose,
     /// Bounds on fault domains.
     pub spread: Vec<Spread>,
-    /// Constraints on places.
+    /// Constraints on the servers of the VMs.
     pub affinity: Affinity,
 }
 
@@ -70,9 +71,9 @@ pub enum RequestError {
     /// There are fewer VMs than requested fault domains.
     #[error("{domains} fault domains for {vms} VMs; ask for at most as many as there are VMs")]
     MoreDomainsThanVms {
-        /// Fault domains requested.
+        /// Number of fault domains that the request requires.
         domains: u32,
-        /// VMs requested.
+        /// Number of VMs in the request.
         vms: u32,
     },
     /// The node does not exist.
@@ -84,7 +85,7 @@ pub enum RequestError {
 }
 
 impl Request {
-    /// A request without constraints on places.
+    /// A request without constraints on servers.
     #[must_use]
     pub fn new(hose: Hose) -> Self {
         Self { hose, spread: Vec::new(), affinity: Affinity::default() }
@@ -98,7 +99,7 @@ impl Request {
     }
 
     /// Most VMs in a node of each layer. From the root of its tree up, all VMs of a tenant are in
-    /// one domain of each layer. A bound therefore holds for the layers below it too.
+    /// one domain of each layer. A bound therefore also holds for the layers below it.
     pub(super) fn caps(&self, topology: &Topology) -> Result<Vec<u32>, RequestError> {
         let (vms, highest) = (self.hose.vms(), topology.layers() - 1);
         let mut caps = vec![vms; topology.layers()];

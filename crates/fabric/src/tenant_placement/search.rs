@@ -1,4 +1,4 @@
-//! Algorithm 1: the lowest layer with a tree that has room, and the best of its trees.
+//! Algorithm 1 finds the lowest layer with a tree that has room, and the best tree of this layer.
 
 use super::exact::{Ask, Laid, Order, Survey};
 use super::mixed;
@@ -8,7 +8,7 @@ use super::request::Request;
 use crate::ledger::Ledger;
 use crate::topology::{LinkId, NodeId};
 
-/// Memory of a search, which is reused.
+/// Working memory of a search. It is reused by later searches.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Search {
     pub(super) survey: Survey,
@@ -16,7 +16,7 @@ pub(super) struct Search {
     best: Laid,
 }
 
-/// A request with its derived data.
+/// A request with the data derived from it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish<'a> {
     pub(super) request: &'a Request,
@@ -36,7 +36,8 @@ impl Search {
         let uniform = request.hose.uniform();
         let ask = Ask {
             vms: request.hose.vms(),
-            // With several rates, treating all as the largest is sufficient but not necessary.
+            // With several rates, it is sufficient but not necessary to treat all VMs as having the
+            // largest rate.
             rate: uniform.map_or_else(|| mixed::largest(&request.hose), |rate| rate.0),
             caps: wish.caps,
             allowed: wish.allowed,
@@ -61,7 +62,7 @@ impl Search {
         None
     }
 
-    /// Finds the best tree of a layer. Its layout is left in `best`.
+    /// Finds the best tree of a layer. `best` then has the layout in this tree.
     fn best_of(
         &mut self,
         ledger: &Ledger,
@@ -92,7 +93,7 @@ impl Search {
                 best = Some((root, found));
                 core::mem::swap(&mut self.best, &mut self.laid);
             }
-            // Trees of single servers all cost nothing, and first fit stops at the first tree.
+            // All trees of single servers have no cost, and first fit stops at the first tree.
             if layer == 0 || policy.choice == Choice::FirstFit {
                 break;
             }
@@ -101,7 +102,8 @@ impl Search {
     }
 }
 
-/// Compares by the number of overfull links, then by weighted cost. Ties keep the earlier one.
+/// Whether `a` is better than `than`: by the number of overfull links, then by weighted cost. Ties
+/// keep the earlier tree.
 pub(super) fn is_better(a: &Cost, than: &Cost) -> bool {
     (a.overfull, a.weighed) < (than.overfull, than.weighed)
 }

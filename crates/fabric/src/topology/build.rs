@@ -42,7 +42,8 @@ pub(super) fn build(mut parts: Parts) -> Topology {
     Topology { layer_end, slots, child, parent, rate, first_down, first_up, up, names }
 }
 
-/// For each node, where its links begin if links are sorted by it; and where the last node's end.
+/// For each node, the index where its links begin if links are sorted by `of`. One more entry marks
+/// the end.
 fn starts(nodes: usize, of: &[u32]) -> Vec<u32> {
     let mut starts = vec![0_u32; nodes + 1];
     for node in of {

@@ -2,31 +2,32 @@
 //!
 //! # Problem
 //!
-//! A tenant's traffic stays inside one tree, so that the load of its links is known (QShare §II-A).
-//! A datacenter has several trees over the same servers, and memory must suffice for a hundred
-//! thousand servers.
+//! A tenant's traffic stays inside one tree, so that the load of the tree's links is known (QShare
+//! §II-A). A datacenter has several trees over the same servers. The description must fit into
+//! memory for a hundred thousand servers.
 //!
 //! # Source
 //!
-//! QShare §IV-A ("a layer-i TR option is a tree rooted at layer i; its leaves are all servers
-//! reachable from the root using only downward paths"); Al-Fares et al., SIGCOMM 2008, for
-//! fat-trees.
+//! The definition of a tree is in QShare §IV-A: "a layer-i TR option is a tree rooted at layer i;
+//! its leaves are all servers reachable from the root using only downward paths". Fat-trees are in
+//! Al-Fares et al., SIGCOMM 2008.
 //!
 //! # Quantities
 //!
-//! Layer 0 has the servers, layer 1 the switches above them, and so on. A link connects a *child*
-//! to a *parent* one layer above. Its rate is in bits per second *in each direction*. A *slot* is
-//! room for one VM.
+//! Layer 0 has the servers, layer 1 has the switches above them, and so on. A link connects a
+//! *child* to a *parent* one layer above. Its rate is in bits per second *in each direction*. A
+//! *slot* is room for one VM.
 //!
 //! # Approach
 //!
-//! For any node as root, there is exactly one path down to each server below it. [`spec`] refuses
-//! topologies that violate this. Nodes are numbered by layer and links by parent, so a node's
-//! downlinks are adjacent in memory.
+//! If any node is taken as a root, there is exactly one path down to each server below it. [`spec`]
+//! refuses topologies that violate this rule. Nodes are numbered by layer and links by parent, so a
+//! node's downlinks are adjacent in memory.
 //!
 //! # Cost
 //!
-//! 32 bytes per link and 16 per node. A fat-tree of k = 74 (101,306 servers) takes 11 MB.
+//! A topology takes 32 bytes per link and 16 per node. A fat-tree of k = 74 (101,306 servers) takes
+//! 11 MB.
 
 use core::fmt;
 use core::ops::Range;
@@ -74,8 +75,8 @@ impl LinkId {
 /// Converts an index to the number of an element.
 ///
 /// # Panics
-/// The index does not fit into 32 bits. [`ELEMENTS_MAX`] keeps all indices of a topology below
-/// that.
+/// Panics if the index does not fit into 32 bits. [`ELEMENTS_MAX`] keeps all indices of a topology
+/// below this limit.
 pub(crate) fn number(index: usize) -> u32 {
     u32::try_from(index).expect("a topology has fewer than 2^26 elements")
 }
@@ -83,7 +84,7 @@ pub(crate) fn number(index: usize) -> u32 {
 /// A validated multi-rooted tree. It is immutable; [`crate::ledger`] has the reservations.
 #[derive(Clone, Debug)]
 pub struct Topology {
-    /// For each layer, the end of its range of node numbers.
+    /// End of each layer's range of node numbers.
     layer_end: Vec<u32>,
     /// Slots of each server.
     slots: Vec<u32>,
@@ -91,26 +92,26 @@ pub struct Topology {
     child: Vec<u32>,
     parent: Vec<u32>,
     rate: Vec<u64>,
-    /// For each node, its first downlink; one more entry marks the end.
+    /// First downlink of each node. One more entry marks the end.
     first_down: Vec<u32>,
-    /// For each node, where its uplinks begin in `up`; one more entry marks the end.
+    /// Index in `up` where each node's uplinks begin. One more entry marks the end.
     first_up: Vec<u32>,
     up: Vec<u32>,
     names: Names,
 }
 
-/// Names of nodes.
+/// Names of all nodes, generated or given.
 #[derive(Clone, Debug)]
 pub(crate) enum Names {
-    /// Generated from the layer and the position in it.
+    /// Names are generated from the layer and the position in the layer.
     Numbered,
-    /// Names by node, and the nodes ordered by name.
+    /// Names are given by node. The second list has the nodes ordered by name.
     Given(Vec<Box<str>>, Vec<u32>),
 }
 
 impl Names {
-    /// Names by node. They are indexed, because a controller with ten thousand nodes looks up each
-    /// of them once an interval.
+    /// Names by node. The names are indexed, because a controller with ten thousand nodes looks up
+    /// each of them once per interval.
     pub(crate) fn given(names: Vec<Box<str>>) -> Self {
         let mut order: Vec<u32> = (0..names.len()).map(number).collect();
         order.sort_by(|a, b| names[*a as usize].cmp(&names[*b as usize]));
@@ -131,7 +132,7 @@ impl Topology {
     /// The nodes of a layer.
     ///
     /// # Panics
-    /// There is no such layer.
+    /// Panics if there is no such layer.
     pub fn layer(&self, layer: usize) -> impl DoubleEndedIterator<Item = NodeId> + Clone + use<> {
         self.layer_range(layer).map(NodeId)
     }
@@ -147,7 +148,7 @@ impl Topology {
         self.layer_end.partition_point(|end| *end <= node.0)
     }
 
-    /// Number of servers. They are the nodes from 0.
+    /// Number of servers. They are the nodes with the lowest numbers.
     #[must_use]
     pub fn servers(&self) -> usize {
         self.slots.len()
@@ -171,7 +172,7 @@ impl Topology {
         node.index() < self.slots.len()
     }
 
-    /// Slots of a server; 0 for a switch.
+    /// Slots of a server. 0 for a switch.
     #[must_use]
     pub fn slots(&self, node: NodeId) -> u32 {
         self.slots.get(node.index()).copied().unwrap_or(0)
@@ -201,13 +202,13 @@ impl Topology {
         BitsPerSecond(self.rate[link.index()])
     }
 
-    /// Layer of a link: that of its upper end, from 1.
+    /// Layer of a link, from 1. It is the layer of the link's upper end.
     #[must_use]
     pub fn link_layer(&self, link: LinkId) -> usize {
         self.layer_of(self.parent(link))
     }
 
-    /// Downlinks of a node; a server has none.
+    /// Downlinks of a node. A server has none.
     pub fn down(&self, node: NodeId) -> impl DoubleEndedIterator<Item = LinkId> + Clone + use<> {
         self.down_range(node).map(LinkId)
     }
@@ -216,7 +217,7 @@ impl Topology {
         self.first_down[node.index()]..self.first_down[node.index() + 1]
     }
 
-    /// Uplinks of a node; nodes of the highest layer have none.
+    /// Uplinks of a node. Nodes of the highest layer have none.
     pub fn up(&self, node: NodeId) -> impl Iterator<Item = LinkId> + Clone + '_ {
         let range = self.first_up[node.index()] as usize..self.first_up[node.index() + 1] as usize;
         self.up[range].iter().map(|link| LinkId(*link))
@@ -240,7 +241,7 @@ impl Topology {
         NodeName { topology: self, node }
     }
 
-    /// The node with a name, if there is one.
+    /// The node with a name. `None` if no node has it.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<NodeId> {
         match &self.names {
@@ -277,14 +278,14 @@ impl Topology {
         cone
     }
 
-    /// Links from `node` up to `root`, lowest first; `None` if `node` is not below `root`.
+    /// Links from `node` up to `root`, the lowest first. `None` if `node` is not below `root`.
     #[must_use]
     pub fn path_up(&self, node: NodeId, root: NodeId) -> Option<Vec<LinkId>> {
         if node == root {
             return Some(Vec::new());
         }
         self.up(node).find_map(|link| {
-            // Only layers below the root can lead to it.
+            // Only links to layers up to the root's can lead to the root.
             let parent = self.parent(link);
             if parent.0 > root.0 {
                 return None;

@@ -2,25 +2,26 @@
 //!
 //! # Problem
 //!
-//! Nobody writes down a hundred thousand servers.
+//! A datacenter of a hundred thousand servers is too large to describe server by server.
 //!
 //! # Source
 //!
-//! Al-Fares et al., SIGCOMM 2008 (fat-tree); QShare §VII-C: k = 16, oversubscribed "by disabling
-//! certain links and switches".
+//! Al-Fares et al., SIGCOMM 2008, describe the fat-tree. QShare §VII-C uses k = 16, oversubscribed
+//! "by disabling certain links and switches".
 //!
 //! # Approach
 //!
-//! A *group* of layer i consists of `fan_out` groups of layer i - 1 and the switches above them. A
-//! group of layer 0 is a server. If a group below has R roots with u uplinks each, the group has
-//! R·u switches. Switch (j, x) has a link to root j of each group below, so every switch has one
-//! path down to each server below it. A fat-tree of k has fan-outs k/2, k/2, k and uplinks 1, k/2,
-//! k/2.
+//! A *group* of layer i consists of `fan_out` groups of layer i - 1 and the switches above these
+//! groups. A group of layer 0 is a server. If a group below has R roots with u uplinks each, the
+//! group has R·u switches. Switch (j, x) has a link to root j of each group below, so every switch
+//! has one path down to each server below it. A fat-tree of k has fan-outs k/2, k/2, k and uplinks
+//! 1, k/2, k/2.
 //!
 //! # Example
 //!
-//! A test: fan-outs 8, 8, 16, uplinks 1, 1, 1 and rates 10G, 40G, 40G give 1,024 servers. A rack
-//! has 80G down and 40G up. A pod's single switch has 320G down and 40G up. Together they are 16:1.
+//! In a test, fan-outs 8, 8, 16, uplinks 1, 1, 1 and rates 10G, 40G, 40G give 1,024 servers. A rack
+//! has 80G down and 40G up. A pod's single switch has 320G down and 40G up. Both ratios together
+//! are 16:1.
 
 use penstock_units::BitsPerSecond;
 use thiserror::Error;
@@ -39,7 +40,7 @@ pub struct Tier {
     pub rate: BitsPerSecond,
 }
 
-/// A regular tree.
+/// A regular tree, described by its tiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Regular {
     /// Slots of each server, at least 1.
@@ -75,10 +76,10 @@ pub enum RegularError {
 }
 
 impl Regular {
-    /// A fat-tree of k-port switches with `slots` slots per server. The rates are those of server
-    /// links and of all others. `agg` is the number of aggregation switches per pod, and `core` the
-    /// number of uplinks of each. k/2 and k/2 give the full tree; smaller numbers give
-    /// oversubscription as in QShare §VII-C.
+    /// A fat-tree of k-port switches with `slots` slots per server. The rates are the rate of
+    /// server links and the rate of all other links. `agg` is the number of aggregation switches
+    /// per pod, and `core` is the number of uplinks of each. With k/2 and k/2 the tree is full.
+    /// Smaller numbers give oversubscription as in QShare §VII-C.
     ///
     /// # Errors
     /// k is odd or 0, or `agg` or `core` is 0.
@@ -103,7 +104,7 @@ impl Regular {
     /// Validates the tree.
     ///
     /// # Errors
-    /// A value is 0 or the tree is too large; see [`RegularError`].
+    /// Returns an error if a value is 0 or the tree is too large; see [`RegularError`].
     pub fn check(&self) -> Result<(), RegularError> {
         if self.tiers.is_empty() || self.tiers.len() > TIERS_MAX {
             return Err(RegularError::Tiers(self.tiers.len()));
@@ -129,8 +130,8 @@ impl Regular {
         fits.then_some(()).ok_or(RegularError::Size)
     }
 
-    /// For each layer, the number of groups and the roots of each. `None` if there are far too
-    /// many.
+    /// Number of groups in each layer, and number of roots of each group. `None` if the numbers are
+    /// far too large.
     fn counts(&self) -> Option<Vec<(u64, u64)>> {
         let most = ELEMENTS_MAX as u64;
         let within = |n: Option<u64>| n.filter(|n| *n <= most);
@@ -153,7 +154,7 @@ impl Regular {
     /// Builds the topology.
     ///
     /// # Errors
-    /// As [`Self::check`].
+    /// Returns the errors of [`Self::check`].
     pub fn build(&self) -> Result<Topology, RegularError> {
         self.check()?;
         let counts: Vec<(u32, u32)> = self
@@ -211,7 +212,7 @@ mod tests {
             assert!(by_layer.eq(want), "k = {k}");
             assert_eq!(number(tree.links()), 3 * k * k * k / 4);
             assert_eq!(number(tree.cone(tree.layer(3).next().unwrap()).len()), {
-                // One aggregation switch and all of k/2 racks in each of k pods.
+                // The tree has one aggregation switch and all k/2 racks in each of k pods.
                 1 + k * (1 + k / 2 * (1 + k / 2))
             });
         }

@@ -1,8 +1,8 @@
 //! A topology described node by node and link by link, and its validation.
 //!
-//! A description is accepted or refused as a whole, with all of its errors. A node's layer is one
-//! above its highest child. A link must connect adjacent layers. Every switch must have exactly one
-//! path down to each server below it, so that a tenant's tree is a tree.
+//! A description is accepted or refused as a whole. A refusal has all errors of the description. A
+//! node's layer is one above its highest child. A link must connect adjacent layers. Every switch
+//! must have exactly one path down to each server below it, so that a tenant's tree is a tree.
 
 use std::collections::HashMap;
 
@@ -68,7 +68,7 @@ pub enum SpecError {
         at: usize,
         /// Name of the server.
         name: String,
-        /// Its number of slots.
+        /// Number of slots in the description.
         slots: u32,
     },
     /// A link refers to a node that does not exist.
@@ -162,7 +162,8 @@ impl TopologySpec {
     /// Validates the description and builds the topology.
     ///
     /// # Errors
-    /// All errors of the first kind found: of single nodes and links, then of the whole.
+    /// Returns all errors of the first kind found. Errors of single nodes and links come before
+    /// errors of the whole.
     pub fn build(&self) -> Result<Topology, Vec<SpecError>> {
         if self.nodes.len() > ELEMENTS_MAX || self.links.len() > ELEMENTS_MAX {
             return Err(vec![SpecError::Size]);
@@ -240,8 +241,8 @@ impl TopologySpec {
         if highest > TIERS_MAX { Err(vec![SpecError::Layers(highest)]) } else { Ok(layers) }
     }
 
-    /// A link of a cycle. Going down from a waiting node to waiting nodes only must reach some node
-    /// a second time, and the last link is part of a cycle.
+    /// Finds a link of a cycle. A walk from a waiting node down to waiting nodes only must reach
+    /// some node a second time. The last link of the walk is then part of a cycle.
     fn circle(&self, ends: &[(usize, usize)], waiting: &[u32]) -> Option<usize> {
         let mut below = vec![None; self.nodes.len()];
         for (at, (child, parent)) in ends.iter().enumerate().rev() {
@@ -295,8 +296,8 @@ impl TopologySpec {
         build(Parts { layers: (0..=highest).map(count).collect(), slots, links, names })
     }
 
-    /// Switches with two paths down to some node. Only the lowest such layer is reported, because
-    /// higher ones would repeat it.
+    /// Switches with two paths down to some node. Only the lowest layer with such switches is
+    /// reported, because higher layers would repeat the errors.
     fn two_ways(&self, topology: &Topology) -> Vec<SpecError> {
         let mut seen = vec![u32::MAX; topology.nodes()];
         let mut errors = Vec::new();

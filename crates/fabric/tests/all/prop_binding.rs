@@ -1,4 +1,4 @@
-//! Invariants of binding from interval to interval, and at every step in between.
+//! Invariants of binding from interval to interval, and at every step of a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,8 +36,7 @@ impl Fabric {
     ) {
         assert!(plan.epoch > self.epoch, "a plan is newer than the one before");
         self.epoch = plan.epoch;
-        // Weights come first. Until they are set, tenants placed since the last plan are not
-        // counted.
+        // Weights come first. Until they are set, tenants placed since the last plan do not count.
         let mut weighed = false;
         for step in &plan.steps {
             weighed |= !matches!(step, Step::Weigh { .. });
@@ -73,7 +72,8 @@ impl Fabric {
         }
     }
 
-    /// On each port, queue 0 has at least the sum of the reservations of unmarked tenants.
+    /// Checks that queue 0 of each port has at least the sum of the reservations of unmarked
+    /// tenants.
     fn check_shared(&self, reserved: &Reserved) {
         for (port, weights) in &self.weights {
             let shares = |t: &TenantSlot| self.marks.get(t).is_none_or(|dscp| *dscp == SHARED);
@@ -89,7 +89,8 @@ impl Fabric {
         }
     }
 
-    /// Every packet in transit has a queue, and no two tenants are in the same dedicated queue.
+    /// Checks that every packet in transit has a queue, and that no two tenants are in the same
+    /// dedicated queue.
     fn check(&self, ports: &BTreeMap<TenantSlot, Vec<Port>>) {
         let mut inside: BTreeMap<(Port, u8), TenantSlot> = BTreeMap::new();
         for (tenant, values) in &self.flying {
@@ -149,7 +150,7 @@ fn act() -> impl Strategy<Value = Act> {
 fn settings() -> impl Strategy<Value = Settings> {
     let mode = prop_oneof![Just(Mode::StaticMap), Just(Mode::PerPortMap), Just(Mode::PerEgressMap)];
     (mode, 2_u8..=5, 0_u64..=2, 0_u8..=4).prop_map(|(mode, queues, hold, spare)| {
-        // Few values, so that they run out if the mode permits that.
+        // There are few values, so that they run out if the mode permits this.
         let least = if mode == Mode::StaticMap { queues - 1 } else { 2 };
         let palette = Palette::new((1..=least + spare).map(|value| 3 * value).collect()).unwrap();
         Settings { queues, hold, palette, ..Settings::new(mode) }
@@ -170,7 +171,7 @@ fn ports_of(candidates: &[Candidate<'_>]) -> BTreeMap<TenantSlot, Vec<Port>> {
     candidates.iter().map(|c| (c.tenant, ports(c))).collect()
 }
 
-/// Invariants between two intervals.
+/// Checks the invariants between two intervals.
 fn audit(binding: &Binding, datacenter: &Datacenter, candidates: &[Candidate<'_>]) {
     let settings = binding.settings();
     let ports = ports_of(candidates);
@@ -233,7 +234,7 @@ proptest! {
                     let tenants = candidates(&datacenter, scores);
                     let topology = datacenter.topology();
                     let pass = binding.pass(topology, &tenants);
-                    // Packets of a tenant that left still go where they went.
+                    // Packets of a tenant that left are still sent to its previous ports.
                     let now = ports_of(&tenants);
                     let lost: BTreeSet<_> = pass.plan.steps.iter().filter_map(|step| match step {
                         Step::Mark { tenant, dscp: SHARED } => Some(*tenant),
@@ -259,14 +260,14 @@ proptest! {
     }
 }
 
-/// The two lists of a pass match the binding's state.
+/// Checks that the two lists of a pass match the binding's state.
 fn check_pass(binding: &Binding, pass: &Pass) {
     assert!(pass.promoted.iter().all(|tenant| binding.of(*tenant).is_some()));
     assert!(pass.demoted.iter().all(|tenant| binding.of(*tenant).is_none()));
     assert!(pass.without_code_point.iter().all(|tenant| binding.of(*tenant).is_none()));
 }
 
-/// Tenants of two VMs, one on each of two servers. All meet on both links.
+/// Tenants of two VMs, one on each of two servers. All tenants meet on both links.
 fn meeting(tenants: u32) -> Datacenter {
     let tier = Tier { fan_out: 2, uplinks: 1, rate: BitsPerSecond(1000) };
     let tree = Regular { slots: 100, tiers: vec![tier] };

@@ -1,4 +1,4 @@
-//! Placement of one tenant against exhaustive search on small trees.
+//! Compares the placement of one tenant with exhaustive search on small trees.
 
 use penstock_fabric::tenant_placement::{Datacenter, Policy, QueueWeight, Request};
 use penstock_fabric::topology::NodeId;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::common;
 
-/// The least bandwidth of any allocation in the tree of `root`; `None` if there is none.
+/// The least bandwidth of any allocation in the tree of `root`. `None` if there is no allocation.
 fn optimum(datacenter: &Datacenter, request: &Request, root: NodeId) -> Option<u128> {
     let topology = datacenter.topology();
     let cone = topology.cone(root);

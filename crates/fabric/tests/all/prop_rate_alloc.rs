@@ -56,7 +56,7 @@ proptest! {
         let sum: u64 = parts.iter().map(|part| part.0).sum();
         prop_assert!(sum <= hose.0);
         let pairs = u64::try_from(wants.len()).unwrap();
-        // Rounding takes less than a bit/s per pair, twice.
+        // Rounding loses less than a bit/s per pair, twice.
         prop_assert!(wants.is_empty() || sum + 2 * pairs >= hose.0, "{sum} of {}", hose.0);
         let equal = partition::equal(hose, wants.len());
         for (part, want) in parts.iter().zip(&wants) {
@@ -119,7 +119,7 @@ proptest! {
             step: BitsPerSecond(step * MBIT), caution, hold: Nanos(0),
             ..RateSettings::cautious(NIC)
         };
-        // Guarantees that fill a third of a link of 1 Gbit/s.
+        // The guarantees fill a third of a link of 1 Gbit/s.
         let all: u64 = parts.iter().sum();
         let guarantee = |part: &u64| BitsPerSecond(part * 333 * MBIT / all);
         let mut pairs: Vec<_> =
@@ -137,7 +137,7 @@ proptest! {
         }
         let mean: u64 = sums.iter().map(|sum| sum / look).sum();
         prop_assert!((850 * MBIT..1150 * MBIT).contains(&mean), "{mean} on average");
-        // A pair is due three times its guarantee.
+        // A pair gets three times its guarantee.
         for (sum, part) in sums.iter().zip(&parts) {
             let (got, due) = (sum / look, 3 * guarantee(part).0);
             prop_assert!((due * 7 / 10..=due * 14 / 10).contains(&got), "{got} of {due}");

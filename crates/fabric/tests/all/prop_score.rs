@@ -1,4 +1,4 @@
-//! A tenant cannot gain by lying about its needs.
+//! Checks that a tenant cannot gain by lying about its needs.
 
 use penstock_fabric::hose::{Hose, VmClass};
 use penstock_fabric::score::{HostUsage, payment, score, usage_factor};

@@ -4,10 +4,10 @@ use super::{FRACTION, FRACTION_MASK, Mode, POOL_FRACTION};
 
 /// Place of a slot without a bucket. The gate is open, and charges are only summed.
 const UNMETERED: u32 = u32::MAX - 1;
-/// Place of a full bucket, which is not on the list of those that earn.
+/// Place of a full bucket, which is not on the list of earning buckets.
 const FULL: u32 = u32::MAX;
 
-/// Totals of what was handed out. Both counters wrap; only differences matter.
+/// Totals of the cycles that were handed out. Both counters wrap, so only their differences matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Clocks {
     /// Cycles for which entitlements were generated.
@@ -29,7 +29,7 @@ pub(super) struct Bucket {
     pub fraction: u64,
     /// The clocks when the bucket was last brought up to date.
     pub seen: Clocks,
-    /// Weight in the pool; 0 for a bucket without a part in it.
+    /// Weight in the pool. 0 for a bucket that gets no part of the pool.
     pub weight: u32,
     /// Index in the list of earning buckets, or `FULL`, or `UNMETERED`.
     pub place: u32,
@@ -63,7 +63,7 @@ impl Bucket {
         self.place == FULL
     }
 
-    /// Marks the bucket as full. From now on its earnings go to others.
+    /// Marks the bucket as full. From now on its earnings go to other buckets.
     pub const fn fill(&mut self) {
         self.place = FULL;
     }
@@ -78,7 +78,7 @@ impl Bucket {
     const fn earned(&self, now: Clocks) -> u128 {
         let guaranteed = now.guaranteed.wrapping_sub(self.seen.guaranteed);
         let shared = now.shared.wrapping_sub(self.seen.shared);
-        // A rate is below 256 cycles a cycle, a refill below 2^40 cycles and a weight below 2^14,
+        // A rate is below 256 cycles per cycle, a refill below 2^40 cycles and a weight below 2^14,
         // so this cannot overflow.
         self.rate as u128 * guaranteed as u128
             + ((self.weight as u128 * shared as u128) << (FRACTION - POOL_FRACTION))

@@ -21,46 +21,49 @@
 //! # Approach
 //!
 //! A port with more than 0 tokens may run a batch. The batch's cost is charged afterwards and may
-//! leave a debt. A refill generates what the core could spend since the last refill. Each bucket
-//! gets its entitlement of that. The rest, and what does not fit into a full bucket, goes to a
-//! pool. The pool is shared by weight among [`Mode::MinMax`] buckets with room. If one of them
-//! fills up, its part is shared again among the others. Cycles are discarded only if all of these
-//! buckets are full.
+//! leave a debt. A refill generates the cycles that the core could spend since the last refill.
+//! Each bucket gets its entitlement of these cycles. The rest, and the tokens that do not fit into
+//! a full bucket, go to a pool. The pool is shared by weight among [`Mode::MinMax`] buckets with
+//! room. If one of these buckets fills up, its part is shared again among the others. Cycles are
+//! discarded only if all of these buckets are full.
 //!
-//! A bucket whose port has waiting frames but does not get its turn is not idle. Its earnings,
+//! A bucket is not idle if its port has waiting frames but does not get its turn. Its earnings,
 //! including its part of the pool, are kept above the depth as *arrears* until no frame waits.
 //! Without arrears, a port of a high class could live forever on the overflow of the ports that it
-//! delays. Arrears need no bound: refills generate no more than the core can spend, so the sum of
-//! all tokens does not grow while a port has both frames and tokens. The code caps them
+//! delays.
+//!
+//! Arrears need no bound: refills generate no more than the core can spend. The sum of all tokens
+//! therefore does not grow while a port has both frames and tokens. The code caps arrears
 //! nevertheless.
 //!
 //! # Time that no port with tokens wants
 //!
 //! Tokens in a bucket that fills up are not spent. A core with one busy port would idle until all
 //! other buckets are full. Therefore a min-max port without tokens may run if no port with tokens
-//! has frames. The cost is [lent](BucketSet::lend): no port is charged. The tokens of the others
-//! are a claim on later time, and the present time passes either way. Nothing is lent if the
-//! `capacity` is below the core's rate. Cycles are then scarcer than time, and a port that runs
-//! without tokens would take them from the others.
+//! has frames. The cost is [lent](BucketSet::lend): no port is charged. Other ports lose nothing,
+//! because their tokens are a claim on later time, and the present time passes in any case.
+//!
+//! Nothing is lent if the `capacity` is below the core's rate. Cycles are then scarcer than time,
+//! and a port that runs without tokens would take them from the others.
 //!
 //! # Ports without a purchase
 //!
 //! No gate stops a port in [`Mode::Free`]. It could still wait forever behind ports of an earlier
 //! class that live on spare cycles. Such a port has a bucket with a [floor](free_floor) and takes
-//! part in the pool, so the ports before it run out of tokens when its part is due. What it spends
-//! beyond its tokens is not generated for the others.
+//! part in the pool. The ports before it thus run out of tokens in time for it to get its part.
+//! Cycles that it spends beyond its tokens are not generated for the others.
 //!
 //! # Example
 //!
-//! Fig. 7 (a test): a core of 2.2 G cycles/s, entitlements of 0.2, 0.2, 0.4 and 0.4 G, weights of
-//! 1, 1, 2 and 2, all ports backlogged. The ports get 0.3667 and 0.7333 G. The paper prints 0.36
-//! and 0.72, which corresponds to a capacity of 2.16 G.
+//! A test covers Fig. 7: a core of 2.2 G cycles/s, entitlements of 0.2, 0.2, 0.4 and 0.4 G, and
+//! weights of 1, 1, 2 and 2. All ports are backlogged. The ports get 0.3667 and 0.7333 G. The paper
+//! prints 0.36 and 0.72, which corresponds to a capacity of 2.16 G.
 //!
 //! # Departures
 //!
 //! The pool is divided as a whole. Algorithm 1 shrinks it inside its loop and overwrites the rest,
 //! which loses 31 % with the weights of Fig. 7. Unsold capacity goes through the pool. If all ports
-//! are backlogged, this equals a fixed `C_idle` for each. Arrears, lent time and floors are
+//! are backlogged, this equals a fixed `C_idle` for each port. Arrears, lent time and floors are
 //! additions.
 //!
 //! # Cost
@@ -86,19 +89,20 @@ const POOL_FRACTION: u32 = 20;
 /// What a port's bucket may get beyond its entitlement, and whether it may run without tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Nothing beyond the entitlement.
+    /// The bucket gets nothing beyond its entitlement.
     Strict,
     /// A weighted part of the cycles that others leave (MIN-MAX).
     #[default]
     MinMax,
-    /// As [`Self::MinMax`], and it runs without tokens too. The bucket only prevents starvation.
+    /// As [`Self::MinMax`], but the port may also run without tokens. The bucket only prevents
+    /// starvation.
     Free,
 }
 
 /// How a bucket is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Cycles per second generated for the bucket, whatever other ports do.
+    /// Cycles per second generated for the bucket, independent of other ports.
     pub entitlement: CyclesPerSecond,
     /// Weight of the bucket in the pool.
     pub weight: Weight,
@@ -108,8 +112,8 @@ pub struct Terms {
     pub depth: Cycles,
 }
 
-/// First term of the default depth, as microseconds of the entitlement. A port that is served in
-/// bursts, such as TCP within a round trip, gets its rate over this time.
+/// First term of the default depth, as microseconds of the entitlement. If a port is served in
+/// bursts, such as TCP within a round trip, it gets its rate over this time.
 const DEPTH_OF_ENTITLEMENT_US: u64 = 1_000;
 /// Second term of the default depth, as microseconds of the whole core. It equals what a refill
 /// interval generates, or one batch at the cost for which the paper chose its interval.
@@ -117,9 +121,9 @@ const DEPTH_OF_CORE_US: u64 = 50;
 
 /// The default depth: 1 ms of the entitlement plus 50 µs of the core.
 ///
-/// The first term bridges bursts. The second lets a port without entitlement take all that an
-/// interval generates and holds at least one batch of any kind. A bucket may go into debt, so it
-/// needs no more. Each microsecond of depth is one that lower classes may have to wait.
+/// The first term bridges bursts. With the second term, a port without entitlement can take all
+/// cycles that an interval generates, and at least one batch of any kind. A bucket may go into
+/// debt, so it needs no more. Each microsecond of depth may delay lower classes by a microsecond.
 #[must_use]
 pub fn default_depth(entitlement: CyclesPerSecond, core: TscRate) -> Cycles {
     let of = |rate: u64, us: u64| u128::from(rate) * u128::from(us) / 1_000_000;
@@ -131,8 +135,8 @@ pub fn default_depth(entitlement: CyclesPerSecond, core: TscRate) -> Cycles {
 const DEPTH_MAX: u64 = 1 << 46;
 
 /// Upper bound of the floor that all ports without a purchase share, in thousandths of a worker's
-/// capacity. The floor comes out of unsold capacity and is generated for no other port while they
-/// use it.
+/// capacity. The floor comes out of unsold capacity. It is generated for no other port while these
+/// ports use it.
 const FREE_PERMILLE: u64 = 20;
 const FREE_PERMILLE_MIN: u64 = 1;
 
@@ -157,24 +161,26 @@ pub fn free_floor(
 #[derive(Clone, Debug)]
 pub struct BucketSet {
     buckets: Box<[Bucket]>,
-    /// Slots of the buckets that are not full or have arrears, the next of them to visit, and the
-    /// sums of their rates and weights.
+    /// Slots of the buckets that are not full or have arrears. The next fields are the next bucket
+    /// to visit and the sums of the rates and weights of these buckets.
     earning: Vec<u32>,
     cursor: usize,
     earning_rates: u128,
     earning_weights: u64,
     clocks: Clocks,
     core: TscRate,
-    /// Cycles per cycle that may be spent, in 2^-56, and the fraction that is carried over.
+    /// Cycles per cycle that may be spent, in 2^-56. The next field is the fraction that is carried
+    /// over.
     capacity: u64,
     capacity_fraction: u64,
     /// Sum of the rates of all buckets.
     rates: u128,
     /// Sum of the depths of all buckets.
     depths: i64,
-    /// Cycles to be shared. Negative while more is guaranteed than could be spent.
+    /// Cycles to be shared. Negative while the entitlements exceed the cycles that could be spent.
     pool: i64,
-    /// Fraction of a cycle earned from the pool but not subtracted from it, in 2^-56.
+    /// Fraction of a cycle, in 2^-56, that buckets earned but that is not yet subtracted from the
+    /// pool.
     carry: i64,
     /// Cycles that non-paying ports spent since the last refill, plus the debt of earlier refills.
     spent_elsewhere: u64,
@@ -211,9 +217,9 @@ impl BucketSet {
         self.buckets.get(slot).is_some_and(Bucket::is_metered)
     }
 
-    /// Gives `slot` a bucket with `tokens`. A new port starts with 0; a port that moved from
-    /// another worker brings its tokens. If there is a bucket, it gets the tokens in addition and
-    /// the new terms.
+    /// Gives `slot` a bucket with `tokens`. A new port starts with 0. A port that moved from
+    /// another worker brings its tokens. If the slot already has a bucket, it gets the tokens in
+    /// addition and the new terms.
     pub fn join(&mut self, slot: usize, terms: &Terms, tokens: i64) {
         if slot >= self.buckets.len() {
             return;
@@ -230,7 +236,7 @@ impl BucketSet {
         self.ledger.brought += tokens;
     }
 
-    /// Changes the terms of a bucket and keeps its tokens. What exceeds a smaller depth goes to the
+    /// Changes the terms of a bucket and keeps its tokens. Tokens above a smaller depth go to the
     /// pool when the bucket is next brought up to date.
     pub fn change(&mut self, slot: usize, terms: &Terms) {
         if !self.is_metered(slot) {
@@ -273,14 +279,14 @@ impl BucketSet {
     #[must_use]
     pub fn may_run(&self, slot: usize) -> bool {
         self.buckets.get(slot).is_some_and(|bucket| {
-            // This avoids computing the earnings in the common case.
+            // This check avoids computing the earnings in the common case.
             bucket.tokens > 0
                 || bucket.mode == Mode::Free
                 || bucket.level(self.clocks, self.depths) > 0
         })
     }
 
-    /// Whether a port without tokens may run in time that no port with tokens wants.
+    /// Whether a port without tokens may run while no port with tokens has frames.
     #[inline]
     #[must_use]
     pub fn may_borrow(&self, slot: usize) -> bool {
@@ -288,7 +294,7 @@ impl BucketSet {
             && self.buckets.get(slot).is_some_and(|bucket| bucket.mode != Mode::Strict)
     }
 
-    /// Tokens of `slot`; 0 if it has no bucket.
+    /// Tokens of `slot`. 0 if it has no bucket.
     #[must_use]
     pub fn tokens(&self, slot: usize) -> i64 {
         let bucket = self.buckets.get(slot).filter(|bucket| bucket.is_metered());
@@ -323,8 +329,8 @@ impl BucketSet {
         left
     }
 
-    /// Refunds the charge for the last batch of `slot`, because it ran in time that no port with
-    /// tokens wanted.
+    /// Refunds the charge for the last batch of `slot`, because no port with tokens had frames when
+    /// it ran.
     pub fn lend(&mut self, slot: usize, cost: Cycles) {
         if !self.is_metered(slot) {
             return;
@@ -337,8 +343,8 @@ impl BucketSet {
         self.ledger.lent += cost;
     }
 
-    /// Charges `slot` for cycles that another worker spent. They were not spent on this core, so
-    /// they go to the pool.
+    /// Charges `slot` for cycles that another worker spent. This core did not spend them, so they
+    /// go to the pool.
     pub fn charge_elsewhere(&mut self, slot: usize, cost: Cycles) {
         if !self.is_metered(slot) || cost == Cycles::ZERO {
             return;
@@ -349,9 +355,9 @@ impl BucketSet {
         self.pool += cost;
     }
 
-    /// Books tokens that moved between this bucket and the same port's bucket on another worker;
-    /// negative if they left. This core must provide tokens that arrive, and is free of those that
-    /// leave.
+    /// Books tokens that moved between this bucket and the same port's bucket on another worker.
+    /// Negative if tokens left. This core must provide the cycles for tokens that arrive, and need
+    /// not provide them for tokens that leave.
     pub fn transfer(&mut self, slot: usize, tokens: i64) {
         if tokens < 0 {
             self.charge_elsewhere(slot, Cycles(tokens.unsigned_abs()));
@@ -385,7 +391,7 @@ impl BucketSet {
         self.buckets.get(slot).map_or(0, |bucket| bucket.depth)
     }
 
-    /// Records cycles that this core spent on a port whose bucket another worker keeps.
+    /// Records cycles that this core spent on a port with its bucket on another worker.
     #[inline]
     pub fn spend(&mut self, cost: Cycles) {
         self.spent_elsewhere = self.spent_elsewhere.saturating_add(cost.0);

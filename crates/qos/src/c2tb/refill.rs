@@ -7,29 +7,32 @@
 //!
 //! # Approach
 //!
-//! An entitlement is a rate times one clock, and a part of the pool is a weight times another. The
-//! earnings of a bucket are computed only when it is read, at its gate or its charge. A refill
-//! needs no more than the sums of the rates and weights of all earning buckets. Only buckets that
-//! become full need a visit, because others get what they overflow. A refill visits one bucket, in
-//! turn, for every [`VISIT_EVERY_US`] that it generates for, and moves what exceeds its limit to
-//! the pool. If it has time for all buckets, it repeats until nothing overflows, at most [`ROUNDS`]
-//! times.
+//! An entitlement is a rate times one clock, and a part of the pool is a weight times another
+//! clock. The earnings of a bucket are computed only when the bucket is read, at its gate or its
+//! charge. A refill needs only the sums of the rates and weights of all earning buckets.
+//!
+//! Only buckets that become full need a visit, because their overflow goes to other buckets. A
+//! refill visits one bucket, in turn, for every [`VISIT_EVERY_US`] of time that it generates for.
+//! It moves the tokens above the bucket's limit to the pool. If a refill has time for all buckets,
+//! it repeats the visits until nothing overflows, at most [`ROUNDS`] times.
 //!
 //! # Cost
 //!
-//! O(1) per refill. Overflow reaches other buckets after at most 5 µs times the number of earning
-//! buckets. A bucket that is charged is up to date at once.
+//! A refill takes O(1). Overflow reaches other buckets after at most 5 µs times the number of
+//! earning buckets. A bucket that is charged is up to date at once.
 
 use super::bucket::Clocks;
 use super::{BucketSet, FRACTION, FRACTION_MASK, POOL_FRACTION};
 use penstock_units::Cycles;
 
-/// Refills visit one bucket for this many microseconds that they generate for. At ten cycles a
-/// visit, this costs a thousandth of the core for any interval and any number of ports.
+/// A refill visits one bucket for each period of this many microseconds that it generates for. At
+/// ten cycles per visit, this costs a thousandth of the core for any interval and any number of
+/// ports.
 const VISIT_EVERY_US: u64 = 5;
 /// Most passes over all buckets in one refill.
 const ROUNDS: u32 = 4;
-/// Most of the pool that one refill hands out: an hour of a core. It prevents overflow.
+/// Largest part of the pool that one refill hands out: an hour of a core. The bound prevents
+/// overflow.
 const SHARED_MAX: i64 = 1 << 43;
 
 impl BucketSet {
@@ -43,7 +46,8 @@ impl BucketSet {
         self.ledger.stored += budget.cast_signed();
         let part = self.affordable(elapsed, budget);
         self.clocks.guaranteed = self.clocks.guaranteed.wrapping_add(part);
-        // The pool gets whatever the buckets do not earn: unsold cycles and those of full buckets.
+        // The pool gets all cycles that the buckets do not earn: unsold cycles and those of full
+        // buckets.
         self.pool += budget.cast_signed();
         self.give(self.earning_rates * u128::from(part));
         let visits = elapsed / (self.core.hz() * VISIT_EVERY_US / 1_000_000).max(1);
@@ -79,17 +83,17 @@ impl BucketSet {
     /// The part of `elapsed` for which entitlements can be generated.
     fn affordable(&self, elapsed: u64, budget: u64) -> u64 {
         let sold = ((self.rates >> 8) * u128::from(elapsed)) >> (FRACTION - 8);
-        // The pool owes what is briefly missing.
+        // The pool owes cycles that are missing for a short time.
         let owed = self.debt_max().saturating_add_signed(self.pool.min(0));
         let limit = u128::from(budget) + u128::from(owed);
         if sold <= limit {
             return elapsed;
         }
-        // Oversold: all buckets get the same fraction of their entitlement.
+        // The core is oversold, so all buckets get the same fraction of their entitlement.
         u64::try_from(u128::from(elapsed) * limit / sold).unwrap_or(elapsed)
     }
 
-    /// Subtracts from the pool what buckets earn, in 2^-56 cycles.
+    /// Subtracts from the pool the cycles that buckets earn, in 2^-56 cycles.
     fn give(&mut self, parts: u128) {
         let sum = i128::try_from(parts).unwrap_or(i128::MAX) + i128::from(self.carry);
         self.pool -= i64::try_from(sum >> FRACTION).unwrap_or(i64::MAX);
@@ -97,7 +101,7 @@ impl BucketSet {
     }
 
     /// Brings the next `most` earning buckets up to date, each once, and removes full ones from the
-    /// list. Returns whether one was full.
+    /// list. Returns whether a bucket was full.
     fn visit(&mut self, most: usize) -> bool {
         let mut found = false;
         for _ in 0..most.min(self.earning.len()) {
@@ -118,8 +122,8 @@ impl BucketSet {
         found
     }
 
-    /// Shares the pool by weight among all earning min-max buckets. If there are none, nobody has
-    /// room and the pool is discarded.
+    /// Shares the pool by weight among all earning min-max buckets. If there are none, no bucket
+    /// has room and the pool is discarded.
     fn share_pool(&mut self) {
         if self.pool <= 0 {
             return;
@@ -137,7 +141,7 @@ impl BucketSet {
         self.give(u128::from(each * self.earning_weights) << (FRACTION - POOL_FRACTION));
     }
 
-    /// Brings an earning bucket up to date and moves what exceeds its limit to the pool.
+    /// Brings an earning bucket up to date and moves the tokens above its limit to the pool.
     #[inline]
     pub(super) fn settle(&mut self, slot: usize) {
         let (now, cap) = (self.clocks, self.depths);
@@ -159,7 +163,7 @@ impl BucketSet {
         }
     }
 
-    /// Adds a bucket to the list of those that earn.
+    /// Adds a bucket to the list of earning buckets.
     pub(super) fn enlist(&mut self, slot: usize) {
         // The list never exceeds the number of slots, so nothing is allocated and all conversions
         // fit.
@@ -184,7 +188,7 @@ impl BucketSet {
         }
     }
 
-    /// Keeps the earned fraction of a cycle of a bucket that leaves.
+    /// Keeps a leaving bucket's earned fraction of a cycle.
     pub(super) fn keep_fraction(&mut self, fraction: u64) {
         self.carry -= fraction.cast_signed();
     }

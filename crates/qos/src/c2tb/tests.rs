@@ -39,7 +39,7 @@ fn close(got: &[f64], want: &[f64]) {
     assert!(near && got.len() == want.len(), "{got:?} for {want:?}");
 }
 
-/// The paper prints 0.36 and 0.72: either rounded down, or for a core with 2.16 G cycles/s.
+/// The paper prints 0.36 and 0.72. It either rounded down or assumed a core with 2.16 G cycles/s.
 #[test]
 fn figure_7_as_printed_and_as_it_adds_up() {
     close(&figure_7(2_160_000_000), &[0.36e9, 0.36e9, 0.72e9, 0.72e9]);
@@ -53,7 +53,7 @@ fn weights_share_all_of_the_pool() {
     for (slot, weight) in [1, 1, 2, 2].into_iter().enumerate() {
         set.join(slot, &terms(0, weight, Mode::MinMax), 0);
     }
-    // An idle port that bought the whole core.
+    // An idle port purchased the whole core.
     set.join(4, &Terms { depth: Cycles(1), ..terms(HZ, 1, Mode::MinMax) }, 0);
     let sixth = HZ as f64 / 6.0;
     close(&spend_all(&mut set, 4), &[sixth, sixth, 2.0 * sixth, 2.0 * sixth]);
@@ -66,7 +66,7 @@ fn a_strict_port_gets_its_entitlement_and_others_get_its_unused_part() {
     set.join(0, &terms(500_000_000, 9, Mode::Strict), 0);
     set.join(1, &terms(100_000_000, 1, Mode::MinMax), 0);
     close(&spend_all(&mut set, 2), &[0.5e9, 1.7e9]);
-    // While idle, it leaves its whole entitlement.
+    // While the port is idle, it leaves its whole entitlement to the others.
     let charged = {
         set.refill(Cycles(HZ / 100));
         set.charge(1, Cycles(set.tokens(1).cast_unsigned()), true);
@@ -93,8 +93,8 @@ fn a_refill_does_not_visit_full_buckets() {
     assert_eq!(set.ledger().unaccounted(), 0);
 }
 
-/// A port of an early class spends all its tokens. Another port has frames but no turn. Its part
-/// must be kept, or the first port would live on it forever.
+/// A port of an early class spends all its tokens. Another port has frames but no turn. This port's
+/// part must be kept, or the first port would live on the part forever.
 #[test]
 fn a_port_that_is_kept_waiting_keeps_its_part() {
     let mut set = BucketSet::new(2, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
@@ -104,7 +104,7 @@ fn a_port_that_is_kept_waiting_keeps_its_part() {
     set.note_waiting(1, true);
     let (mut first, mut second) = (0, 0);
     for _ in 0..2_000 {
-        // The core runs one batch of 11,000 cycles at a time, ten in an interval.
+        // The core runs one batch of 11,000 cycles at a time, and ten batches in an interval.
         for _ in 0..10 {
             if set.charge(0, Cycles::ZERO, true) {
                 set.charge(0, Cycles(11_000), true);
@@ -136,7 +136,7 @@ fn tokens_survive_new_terms_and_moves() {
     assert_eq!(other.sold(), CyclesPerSecond(1_000_000_000));
 }
 
-/// Twice the core's capacity is sold: each port gets half of what it bought.
+/// Twice the core's capacity is sold, so each port gets half of what it purchased.
 #[test]
 fn an_oversold_core_is_short_for_all_ports_alike() {
     let mut set = BucketSet::new(2, TscRate::from_hz(HZ), CyclesPerSecond(HZ));

@@ -59,11 +59,11 @@ impl Cell {
 /// Cycles per frame by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stages {
-    /// `C_ingress`.
+    /// `C_ingress`: cost to take a frame from the ring.
     pub ingress: f64,
-    /// `C_classification`.
+    /// `C_classification`: cost to classify a frame.
     pub classification: f64,
-    /// `C_egress`.
+    /// `C_egress`: cost to deliver a frame.
     pub egress: f64,
 }
 
@@ -94,7 +94,7 @@ impl Stages {
         }
     }
 
-    /// Interpolates: 0 for `part` gives `self`, 1 gives `other`.
+    /// Interpolates linearly: a `part` of 0 gives `self`, and 1 gives `other`.
     fn towards(self, other: Self, part: f64) -> Self {
         self.scaled(1.0 - part).plus(other.scaled(part))
     }
@@ -108,7 +108,7 @@ impl Stages {
     }
 }
 
-/// A full grid: it has a cell for every combination of its rings, flows, rules and sizes.
+/// A full grid of cells. It has a cell for every combination of its rings, flows, rules and sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Grid {
     pub(super) cells: BTreeMap<CellKey, Cell>,
@@ -159,7 +159,7 @@ impl Grid {
         &self.rules
     }
 
-    /// The wanted ring if it was measured, else the one that was.
+    /// The wanted ring if it was measured, else the ring that was measured.
     fn ring(&self, wanted: RingKind) -> RingKind {
         let mut rings = self.cells.keys().map(|key| key.ring);
         if rings.clone().any(|ring| ring == wanted) {
@@ -194,7 +194,7 @@ impl Grid {
         by_size(*only)
     }
 
-    /// The larger relative uncertainty of the two cells around a size.
+    /// The larger relative uncertainty of the two cells next to a size.
     pub(super) fn uncertainty(&self, ring: RingKind, flows: Flows, rules: u32, size: f64) -> f64 {
         let ring = self.ring(ring);
         let nearest = self.rules.iter().copied().min_by_key(|n| n.abs_diff(rules)).unwrap_or(1);
@@ -213,7 +213,7 @@ impl Grid {
     }
 }
 
-/// Finds the interval of `points` (at least two, ascending) that is around `x` or nearest to it.
+/// Finds the interval of `points` (at least two, ascending) that contains `x` or is nearest to it.
 /// Returns the interval's index and the position of `x` in it, from 0 to 1. The position is below 0
 /// or above 1 if `x` is beyond the ends.
 pub(super) fn place(points: &[f64], x: f64) -> (usize, f64) {

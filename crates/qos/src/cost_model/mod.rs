@@ -7,8 +7,8 @@
 //!
 //! # Source
 //!
-//! C2QoS §III: eq. (1), Figs. 5 and 6, "Modeling methodology". RFC 6985 defines the mix of sizes
-//! for a contract that names none.
+//! C2QoS §III: eq. (1), Figs. 5 and 6, "Modeling methodology". If a contract names no mix of sizes,
+//! the mix is one as in RFC 6985.
 //!
 //! # Quantities
 //!
@@ -28,14 +28,15 @@
 //! multiple), rules (1, 1k, 10k) and ring (split, packed). Costs are linear between sizes and
 //! linear in the logarithm of the rules. A mix costs the weighted sum of its parts. Each action
 //! adds a term. The sum is multiplied by the coefficients for the number of VMs, the number of I/O
-//! cores and the NUMA node. Every figure carries its spread and its source: this host or a paper.
+//! cores and the NUMA node. Every figure has its spread and its source, which is this host or a
+//! paper.
 //!
 //! For example (C2QoS §III-C), with four VMs on NUMA node 1 and two I/O cores, a frame that costs
 //! 1,000 cycles for one VM costs 1.4 × 1.14 × 1.47 × 1,000 = 2,346.12 cycles.
 //!
 //! # Departures
 //!
-//! The paper's cell is in cycles per second at 10⁵ packets per second. Here it is in cycles per
+//! The paper's cell is in cycles per second at 10⁵ packets per second. Here a cell is in cycles per
 //! frame. The paper has no term for a batch, but a batch that is not full costs more per frame
 //! ([`BatchTerm`]). Entitlements assume full batches, which a rate-limited VM sends.
 //!
@@ -76,12 +77,12 @@ pub const VERSION: u32 = 1;
 /// Largest number of VMs or cores that a coefficient may have.
 const COUNT_MAX: u32 = 65_536;
 
-/// Factor by which a frame's cost grows under some condition.
+/// Factor by which a frame's cost grows under one condition, such as a number of VMs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coefficient {
     /// The factor, from 0.1 to 100.
     pub factor: Spread,
-    /// Provenance of the factor.
+    /// Whether the factor was measured or published.
     pub source: Source,
 }
 
@@ -96,29 +97,29 @@ impl Coefficient {
 /// Cost that an action adds to a frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActionTerm {
-    /// Cycles per frame.
+    /// Cycles that the action adds to each frame.
     pub per_frame: Spread,
     /// Cycles per byte of the frame.
     pub per_byte: f64,
-    /// Provenance of both costs.
+    /// Whether both costs were measured or published.
     pub source: Source,
 }
 
 /// Fixed cost of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchTerm {
-    /// Cycles per batch.
+    /// Cycles that each batch takes in addition to its frames.
     pub per_batch: Spread,
     /// Number of frames in the batches from which the cells were measured; at least 1.
     pub frames: u32,
-    /// Provenance of the cost.
+    /// Whether the cost was measured or published.
     pub source: Source,
 }
 
 /// Where, when and how a model was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// Host name.
+    /// Name of the host on which the model was made.
     pub host: String,
     /// Date and time in UTC.
     pub date: String,
@@ -126,11 +127,11 @@ pub struct About {
     pub cpu: String,
     /// Version and command line of the program that made the model.
     pub made_by: String,
-    /// Frequency of the time-stamp counter whose cycles all figures count.
+    /// Frequency of the time-stamp counter. All figures count its cycles.
     pub tsc: TscRate,
 }
 
-/// The contents of a model.
+/// All data of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parts {
     /// Where, when and how the model was made.
@@ -145,7 +146,7 @@ pub struct Parts {
     pub vms: BTreeMap<u32, Coefficient>,
     /// Factor by number of I/O cores. It has an entry for 1.
     pub cores: BTreeMap<u32, Coefficient>,
-    /// Factor for a VM whose memory is on another NUMA node than the core.
+    /// Factor for a VM with memory on another NUMA node than the core.
     pub numa_remote: Coefficient,
 }
 
@@ -154,7 +155,7 @@ pub struct Parts {
 pub enum ModelError {
     /// The grid lacks the cell for this combination.
     Missing(CellKey),
-    /// A cell is not finite, negative, or has a median outside its range.
+    /// A cost of the cell is not finite, negative, or has a median outside its range.
     Cell(CellKey),
     /// The cells have fewer than two sizes.
     Sizes,
@@ -195,7 +196,7 @@ impl fmt::Display for ModelError {
 
 impl core::error::Error for ModelError {}
 
-/// Where a VM runs, as far as it changes the cost of its frames.
+/// Deployment of a VM, as far as it changes the cost of the VM's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deployment {
     /// Number of VMs on the host.
@@ -251,7 +252,7 @@ impl CostModel {
         &self.parts
     }
 
-    /// The sizes and the numbers of rules of the cells, ascending.
+    /// The sizes and the numbers of rules of the cells, both ascending.
     #[must_use]
     pub fn axes(&self) -> (&[u16], &[u32]) {
         (self.grid.sizes(), self.grid.rules())
@@ -274,14 +275,14 @@ impl CostModel {
     }
 
     /// `C_single` of one size: cycles per frame by stage, without actions, for full batches and one
-    /// VM.
+    /// VM on the host.
     #[must_use]
     pub fn at(&self, ring: RingKind, flows: Flows, rules: u32, size: f64) -> Stages {
         self.grid.at(ring, flows, rules, size)
     }
 
     /// `C_single` of a profile: cycles per frame by stage. Checksums and segmentation count as
-    /// egress, where they are done. Rewrites count as classification.
+    /// egress, because egress does them. Rewrites count as classification.
     #[must_use]
     pub fn single(&self, profile: &Profile) -> Stages {
         let Profile { sizes, flows, rules, ring, actions } = profile;
@@ -318,7 +319,7 @@ impl CostModel {
         self.single(profile).total() * self.factor(at)
     }
 
-    /// `C_alloc`: cycles per second that a VM needs to get what it bought, rounded up.
+    /// `C_alloc`: cycles per second that a VM needs for its purchased rate, rounded up.
     #[must_use]
     pub fn entitlement(
         &self,
@@ -400,7 +401,8 @@ fn check_factors(factors: &BTreeMap<u32, Coefficient>) -> Result<(), u32> {
     wrong.map_or(Ok(()), |(n, _)| Err(*n))
 }
 
-/// Interpolates the factor linearly between counts. It stays constant beyond them.
+/// Interpolates the factor linearly between counts. The factor is constant beyond the first and
+/// last count.
 fn between(factors: &BTreeMap<u32, Coefficient>, count: u32) -> f64 {
     let counts: Vec<f64> = factors.keys().map(|n| f64::from(*n)).collect();
     let values: Vec<f64> = factors.values().map(|c| c.factor.median).collect();

@@ -1,8 +1,8 @@
 //! The expected cost of a batch in integers, because a worker must not compute with floats.
 //!
-//! If the core was preempted during a batch, the elapsed cycles do not show what the batch used.
-//! This price replaces them: a cost per batch, per frame and per byte, in fixed point with one
-//! multiplication each.
+//! If the core was preempted during a batch, the elapsed cycles do not show the cycles that the
+//! batch used. This price replaces them. It is a cost per batch, per frame and per byte, in fixed
+//! point with one multiplication each.
 
 use penstock_units::Cycles;
 
@@ -31,8 +31,8 @@ impl BatchPrice {
         }
     }
 
-    /// Price of a batch of `frames` with `bytes` in total, without FCS as in counters. Rounded
-    /// down, saturating.
+    /// Price of a batch of `frames` with `bytes` in total. Bytes are without FCS, as in counters.
+    /// The result is rounded down and saturates.
     #[inline]
     #[must_use]
     pub const fn of(&self, frames: u64, bytes: u64) -> Cycles {
@@ -48,7 +48,7 @@ impl BatchPrice {
         if self.is_some() { Some(self.of(frames as u64, bytes as u64)) } else { None }
     }
 
-    /// Whether a price is set. The default price is unset, and [`Self::of`] is then 0.
+    /// Whether a price is set. The default price is unset, and [`Self::of`] returns 0 for it.
     #[must_use]
     pub const fn is_some(&self) -> bool {
         self.batch | self.frame | self.byte != 0

@@ -1,4 +1,4 @@
-//! What a VM declares to send and what it bought: sizes, flows and rate.
+//! A VM's declared frame sizes and flows, and its purchased rate.
 //!
 //! A size is that of the frame on the wire, including FCS (RFC 2544). A size of 64 is 60 bytes in a
 //! ring. Bit rates count sizes, without preamble and inter-frame gap.
@@ -14,7 +14,7 @@ pub const SIZE_MIN: u16 = 64;
 pub const SIZE_MAX: u16 = 9018;
 /// Largest number of entries in a mix.
 pub const MIX_MAX: usize = 32;
-/// Bytes of the FCS, which counters of bytes leave out.
+/// Bytes of the FCS, which byte counters leave out.
 pub const FCS: u64 = 4;
 
 /// Frame sizes and their weights. A mix has at least one entry, and no weight is 0.
@@ -86,7 +86,7 @@ impl SizeMix {
     }
 
     /// The simple Internet mix: 7 frames of 64 bytes, 4 of 594, 1 of 1518. It is an RFC 6985 genome
-    /// with custom sizes. A contract that names no size means this mix (C2QoS §III-D).
+    /// with custom sizes. It applies if a contract names no size (C2QoS §III-D).
     #[must_use]
     pub fn imix() -> Self {
         Self(vec![(64, 7), (594, 4), (1518, 1)])
@@ -150,13 +150,14 @@ impl FromStr for SizeMix {
     }
 }
 
-/// How a VM's frames spread over flows. This decides how often they hit the exact-match cache.
+/// How a VM's frames spread over flows. The spread decides how often frames hit the exact-match
+/// cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Flows {
-    /// Few flows, which the cache holds.
+    /// The frames have few flows, and the cache holds all of them.
     #[default]
     Single,
-    /// More flows than the cache holds.
+    /// The frames have more flows than the cache holds.
     Multiple,
 }
 
@@ -164,7 +165,7 @@ impl Flows {
     /// Both variants, in the order of declaration.
     pub const ALL: [Self; 2] = [Self::Single, Self::Multiple];
 
-    /// The name in files.
+    /// The name of the variant in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -203,7 +204,7 @@ pub enum RingKind {
 }
 
 impl RingKind {
-    /// The name in files.
+    /// The name of the variant in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -242,7 +243,7 @@ pub enum Action {
     Dscp,
     /// Completes a checksum that the sender left to the device.
     Checksum,
-    /// Splits a segmentation request. It is counted once for each resulting frame.
+    /// Splits a segmentation request. The action is counted once for each resulting frame.
     Segmentation,
 }
 
@@ -251,7 +252,7 @@ impl Action {
     pub const ALL: [Self; 5] =
         [Self::VlanPush, Self::VlanPop, Self::Dscp, Self::Checksum, Self::Segmentation];
 
-    /// The name in files.
+    /// The name of the variant in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -280,18 +281,18 @@ impl FromStr for Action {
     }
 }
 
-/// What determines the cost of a VM's frames, except where the VM is deployed.
+/// All that determines the cost of a VM's frames, except the VM's deployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Profile {
-    /// Frame sizes.
+    /// Sizes of the VM's frames and their weights.
     pub sizes: SizeMix,
-    /// Spread over flows.
+    /// How the VM's frames spread over flows.
     pub flows: Flows,
-    /// Number of rules in the table in which its frames are looked up.
+    /// Number of rules in the table in which the VM's frames are looked up.
     pub rules: u32,
-    /// Layout of its rings.
+    /// Layout of the VM's rings.
     pub ring: RingKind,
-    /// Actions on every frame.
+    /// Actions that every frame undergoes.
     pub actions: Vec<Action>,
 }
 
@@ -300,7 +301,7 @@ pub struct Profile {
 pub enum Rate {
     /// Bits of frames per second, including FCS.
     Bits(BitsPerSecond),
-    /// Frames per second.
+    /// Rate in frames per second.
     Packets(PacketsPerSecond),
 }
 
@@ -313,12 +314,12 @@ impl fmt::Display for Rate {
     }
 }
 
-/// What a VM bought: a rate, and the frames for which it holds.
+/// A VM's purchase: a rate, and the frames for which the rate holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Contract {
-    /// Purchased rate.
+    /// Purchased rate, in bits or frames per second.
     pub rate: Rate,
-    /// Declared frame sizes.
+    /// Frame sizes that the tenant declared.
     pub sizes: SizeMix,
     /// Declared spread over flows.
     pub flows: Flows,
@@ -345,7 +346,7 @@ impl Contract {
         }
     }
 
-    /// The profile of its frames: the tenant's declaration plus the host's rules and ring.
+    /// The profile of the VM's frames: the tenant's declaration plus the host's rules and ring.
     #[must_use]
     pub fn profile(&self, rules: u32, ring: RingKind) -> Profile {
         Profile { sizes: self.sizes.clone(), flows: self.flows, rules, ring, actions: Vec::new() }

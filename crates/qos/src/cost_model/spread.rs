@@ -6,11 +6,11 @@ use core::str::FromStr;
 /// Median and range of repeated runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// The median; the mean of the middle two if the number of runs is even.
+    /// The median. If the number of runs is even, it is the mean of the middle two.
     pub median: f64,
-    /// The smallest value.
+    /// The smallest value of all runs.
     pub min: f64,
-    /// The largest value.
+    /// The largest value of all runs.
     pub max: f64,
 }
 
@@ -59,17 +59,17 @@ impl Spread {
     }
 }
 
-/// Provenance of a figure.
+/// Whether a figure was measured here or published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// Measured on this host.
+    /// The figure was measured on this host.
     Measured,
-    /// Stated by a paper, because this host cannot measure it.
+    /// A paper states the figure, because this host cannot measure it.
     Published,
 }
 
 impl Source {
-    /// The name in the model's file.
+    /// The name of the variant in the model's file.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

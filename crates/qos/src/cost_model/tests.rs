@@ -1,7 +1,7 @@
 use super::*;
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
-/// A table that is linear in the size (C2QoS Fig. 5(b)) and dearer with many flows.
+/// A table that is linear in the size (C2QoS Fig. 5(b)) and has higher costs with many flows.
 fn parts() -> Parts {
     let mut cells = BTreeMap::new();
     for ring in [RingKind::Split, RingKind::Packed] {
@@ -107,7 +107,7 @@ fn a_contract_becomes_cycles_per_second() {
         flows: Flows::Single,
     };
     let profile = contract.profile(1, RingKind::Split);
-    // 500,000 frames a second at 190 cycles each.
+    // The rate is 500,000 frames a second at 190 cycles each.
     let need = model().entitlement(&contract, &profile, Deployment::SINGLE);
     assert_eq!(need, CyclesPerSecond(95_000_000));
     let frames = Contract { rate: Rate::Packets(PacketsPerSecond(500_000)), ..contract };

@@ -1,8 +1,9 @@
-//! The `fair-share` discipline of an output: by weight among tenants, then among a tenant's VMs.
+//! The `fair-share` discipline of an output divides it by weight among tenants, and each tenant's
+//! share among the tenant's VMs.
 //!
 //! # Problem
 //!
-//! A first-come, first-served uplink favours whoever has the most flows. Each tenant should get its
+//! A first-come, first-served uplink favours the VM with the most flows. Each tenant should get its
 //! share, regardless of its number of VMs and flows and of its frame sizes. No capacity should stay
 //! unused while frames wait.
 //!
@@ -12,25 +13,28 @@
 //!
 //! # Approach
 //!
-//! A tenant with frames is a client of a [`Discipline`]. This is [`Vtrr`] for up to [`VTRR_MAX`]
-//! tenants and [`Eevdf`] above; VTRR returns at [`VTRR_AGAIN`] tenants. Within a tenant, VMs take
-//! turns by DRR (`rounds`) with equal or different weights. A VM's frames stay in order. Tenants
-//! and VMs without frames are in no line, so others use their share at once (work conservation).
+//! A tenant with frames is a client of a [`Discipline`]. The discipline is [`Vtrr`] for up to
+//! [`VTRR_MAX`] tenants and [`Eevdf`] for more. VTRR returns when the number falls to
+//! [`VTRR_AGAIN`] tenants. Within a tenant, VMs take turns by DRR (`rounds`) with equal or
+//! different weights. A VM's frames stay in order. Tenants and VMs without frames are in no line,
+//! so others use their share at once (work conservation).
 //!
-//! The length of a frame is what it occupies on the link, including preamble, gap and FCS, because
-//! link time is what is shared. The caller adds these bytes.
+//! The length of a frame is its length on the link, including preamble, gap and FCS, because link
+//! time is shared. The caller adds these bytes.
 //!
 //! # Bounds
 //!
-//! A VM's queue is bounded in bytes and in time ([`Bound`]). Beyond the bound, [`FairShare::offer`]
-//! returns [`Offer::Held`] and the frame stays in its VM's ring, which is the back-pressure. If the
-//! VM is configured to drop, it returns [`Offer::Dropped`]. A frame that waited too long is then
-//! dropped at its turn and charged to nobody. An empty queue takes any frame.
+//! A VM's queue is bounded in bytes and in time ([`Bound`]). If a frame exceeds the bound,
+//! [`FairShare::offer`] returns [`Offer::Held`]. The frame stays in its VM's ring, which is the
+//! back-pressure. If the VM is configured to drop, `offer` returns [`Offer::Dropped`]. A frame that
+//! waited too long is then dropped at its turn and charged to no VM. An empty queue takes any
+//! frame.
 //!
 //! # Example
 //!
-//! Tests with weights 5, 3, 1: three tenants with three, two and one VMs and seven, four and one
-//! flows send 5/9, 3/9 and 1/9 of the bytes. Without the discipline they send 7/12, 4/12 and 1/12.
+//! The tests use three tenants with weights 5, 3 and 1. The tenants have three, two and one VMs and
+//! seven, four and one flows. They send 5/9, 3/9 and 1/9 of the bytes. Without the discipline they
+//! send 7/12, 4/12 and 1/12.
 //!
 //! # Departures
 //!
@@ -39,8 +43,9 @@
 //!
 //! # Cost
 //!
-//! A frame takes one decision of the discipline, one of the ring and one entry of the pool. Nothing
-//! is allocated after construction. A tenant or VM that comes or goes affects its own tenant only.
+//! A frame takes one decision of the discipline, one decision of the ring and one entry of the
+//! pool. Nothing is allocated after construction. A tenant or VM that joins or leaves affects its
+//! own tenant only.
 
 pub(crate) mod queue;
 mod rounds;
@@ -66,7 +71,7 @@ pub struct Capacity {
     pub tenants: usize,
     /// Number of VM slots.
     pub vms: usize,
-    /// Number of frames that may wait, of all VMs together.
+    /// Number of frames of all VMs together that may wait.
     pub frames: u32,
 }
 
@@ -85,7 +90,7 @@ pub enum Excess {
 pub struct Bound {
     /// Bytes that may wait.
     pub bytes: u64,
-    /// Longest wait of a frame. With [`Excess::Hold`], no frame is accepted once the oldest has
+    /// Longest wait of a frame. With [`Excess::Hold`], no frame is accepted if the oldest has
     /// waited this long. With [`Excess::Drop`], a frame that waited longer is dropped at its turn.
     pub wait: Nanos,
     /// What happens to frames above the limits.
@@ -93,7 +98,8 @@ pub struct Bound {
 }
 
 impl Default for Bound {
-    /// 256 KiB and 10 ms, held: two large segments being sent and two more.
+    /// 256 KiB and 10 ms, with [`Excess::Hold`]. This is room for two large segments that are being
+    /// sent and two more.
     fn default() -> Self {
         Self { bytes: 256 * 1024, wait: Nanos::from_millis(10), excess: Excess::Hold }
     }
@@ -106,7 +112,7 @@ pub enum Full {
     Bytes,
     /// The oldest frame has waited for [`Bound::wait`].
     Wait,
-    /// [`Capacity::frames`] are waiting, of all VMs together.
+    /// [`Capacity::frames`] frames of all VMs together are waiting.
     Frames,
     /// The slot has no VM.
     Nobody,
@@ -128,9 +134,9 @@ pub enum Offer {
 pub struct Departure<T> {
     /// The caller's handle of the frame.
     pub item: T,
-    /// Slot of the frame's VM.
+    /// Slot of the VM that sent the frame.
     pub vm: usize,
-    /// Length in bytes.
+    /// Length of the frame on the link, in bytes.
     pub bytes: u32,
     /// How long the frame waited.
     pub waited: Nanos,
@@ -139,13 +145,13 @@ pub struct Departure<T> {
 /// Counters of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Bytes sent.
+    /// Bytes of the VM's sent frames.
     pub sent_bytes: u64,
-    /// Frames sent.
+    /// Number of the VM's sent frames.
     pub sent_frames: u64,
-    /// Bytes that wait now.
+    /// Bytes in the queue now.
     pub queued_bytes: u64,
-    /// Frames that wait now.
+    /// Frames in the queue now.
     pub queued_frames: u32,
     /// Offers refused with [`Offer::Held`].
     pub held: u64,
@@ -162,7 +168,7 @@ struct Tenant {
     there: bool,
     weight: Weight,
     ring: Ring,
-    /// The VM whose frame is the tenant's next. Undefined while its ring is empty.
+    /// The VM that sends the tenant's next frame. Undefined while the tenant's ring is empty.
     chosen: u32,
 }
 
@@ -197,7 +203,6 @@ pub struct FairShare<T> {
     pool: Pool<T>,
     vtrr: Vtrr,
     eevdf: Eevdf,
-    /// Number of tenants.
     members: usize,
     /// Whether [`Eevdf`] is in use.
     many: bool,
@@ -243,7 +248,7 @@ impl<T: Copy + Default> FairShare<T> {
         if self.many { "eevdf" } else { "vtrr" }
     }
 
-    /// Number of frames that wait, of all VMs.
+    /// Number of waiting frames of all VMs.
     #[must_use]
     pub const fn len(&self) -> u32 {
         self.frames
@@ -350,7 +355,7 @@ impl<T: Copy + Default> FairShare<T> {
         self.weigh(tenant);
     }
 
-    /// Updates the ring and the discipline after a VM's queue ran empty.
+    /// Updates the ring and the discipline after a VM's queue has run empty.
     fn silence(&mut self, tenant: usize, vm: usize) {
         let ring = &mut self.tenants[tenant].ring;
         ring.go(&mut Slots(&mut self.vms), narrow(vm));
@@ -362,8 +367,8 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Chooses the VM whose frame is the tenant's next. Returns the frame's length; 0 if there is
-    /// none.
+    /// Chooses the VM that sends the tenant's next frame. Returns the frame's length. 0 if no frame
+    /// waits.
     fn choose(&mut self, tenant: usize) -> u32 {
         let of = &mut self.tenants[tenant];
         let Some(vm) = of.ring.pick(&mut Slots(&mut self.vms)) else { return 0 };
@@ -371,7 +376,7 @@ impl<T: Copy + Default> FairShare<T> {
         self.head(tenant)
     }
 
-    /// Length of a tenant's next frame; 0 if there is none.
+    /// Length of a tenant's next frame. 0 if no frame waits.
     fn head(&self, tenant: usize) -> u32 {
         let vm = self.vms.get(self.tenants[tenant].chosen as usize);
         vm.and_then(|vm| self.pool.head(&vm.queue)).map_or(0, |frame| frame.bytes)
@@ -386,7 +391,7 @@ impl<T: Copy + Default> FairShare<T> {
     /// Whether a frame of this length would be accepted now.
     ///
     /// # Errors
-    /// The limit that the frame would exceed.
+    /// Returns the limit that the frame would exceed.
     pub fn room(&self, vm: usize, bytes: u32, now: Nanos) -> Result<(), Full> {
         let Some(vm) = self.vms.get(vm).filter(|vm| vm.tenant != NONE) else {
             return Err(Full::Nobody);
@@ -398,7 +403,7 @@ impl<T: Copy + Default> FairShare<T> {
         if vm.queue.bytes + u64::from(bytes) > vm.bound.bytes {
             return Err(Full::Bytes);
         }
-        // With [`Excess::Drop`], late frames are dropped and make room.
+        // With [`Excess::Drop`], late frames are dropped later and make room.
         if vm.bound.excess == Excess::Hold && now.saturating_sub(head.since) >= vm.bound.wait {
             return Err(Full::Wait);
         }
@@ -438,8 +443,8 @@ impl<T: Copy + Default> FairShare<T> {
         Offer::Queued
     }
 
-    /// Removes the frame that is sent next; `None` if no frame waits. `lost` gets frames that
-    /// waited too long and were dropped on the way.
+    /// Removes the frame that is sent next. `None` if no frame waits. `lost` gets the frames that
+    /// waited too long and were dropped before it.
     pub fn next(&mut self, now: Nanos, mut lost: impl FnMut(usize, T)) -> Option<Departure<T>> {
         loop {
             let tenant = if self.many { self.eevdf.pick() } else { self.vtrr.pick() }?;
@@ -479,7 +484,7 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// When a VM's first frame was queued; `None` if it has none.
+    /// Time at which a VM's first frame was queued. `None` if no frame waits.
     #[must_use]
     pub fn oldest(&self, vm: usize) -> Option<Nanos> {
         let vm = self.vms.get(vm).filter(|vm| vm.tenant != NONE)?;

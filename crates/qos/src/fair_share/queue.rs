@@ -13,7 +13,7 @@ pub(crate) struct Frame<T> {
     next: u32,
 }
 
-/// A first-in, first-out queue. Its frames are in a [`Pool`].
+/// A first-in, first-out queue. A [`Pool`] stores its frames.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queue {
     head: u32,

@@ -7,11 +7,11 @@
 //!
 //! # Approach
 //!
-//! VMs with frames stand in a ring. A turn adds the VM's quantum to its account, which is signed as
+//! VMs with frames are in a ring. A turn adds the VM's quantum to its account, which is signed as
 //! in [`crate::vtrr`]. A VM sends while its account is above 0. The heaviest VM's quantum is
-//! [`QUANTUM`]; others are proportional. If all VMs are still in debt after a round, the rounds
-//! that the first of them needs are added at once. A decision therefore takes at most three rounds
-//! for any weights and sizes.
+//! [`QUANTUM`], and the quanta of others are proportional to their weights. If all VMs are still in
+//! debt after a round, further rounds are added at once, until the first VM is out of debt. A
+//! decision therefore takes at most three rounds for any weights and sizes.
 
 use penstock_units::Weight;
 
@@ -19,7 +19,7 @@ use crate::discipline::QUANTUM;
 
 /// Fractional bits of a byte in accounts, so that the lightest weight (1 of 10,000) has a quantum.
 const SHIFT: u32 = 20;
-/// Number of rounds that pays any debt. An idle tenant's VMs are credited with it.
+/// Number of rounds that pays any debt. VMs of an idle tenant are credited with these rounds.
 const FORGIVE: u64 = 1 << 32;
 const NIL: u32 = u32::MAX;
 
@@ -45,7 +45,7 @@ impl Place {
         self.account -= i64::from(bytes) << SHIFT;
     }
 
-    /// Sets the quantum for a tenant whose heaviest VM weighs `heaviest`.
+    /// Sets the quantum for a tenant with a heaviest VM of weight `heaviest`.
     pub fn weigh(&mut self, heaviest: Weight) {
         let whole = i64::from(QUANTUM) << SHIFT;
         self.quantum = whole * i64::from(self.weight.get()) / i64::from(heaviest.get());
@@ -55,11 +55,11 @@ impl Place {
 /// The VMs of a tenant that have frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ring {
-    /// The VM whose turn it is.
+    /// The VM that has its turn.
     turn: u32,
     active: u32,
     round: u64,
-    /// Turns until the next round.
+    /// Turns that remain until the next round.
     left: u32,
 }
 
@@ -149,7 +149,8 @@ impl Ring {
         }
     }
 
-    /// All VMs are in debt: adds the rounds after which the first of them is not.
+    /// Ends a state in which all VMs are in debt: adds the rounds after which the first of them is
+    /// not.
     fn pay(&mut self, vms: &mut impl Places) {
         let mut rounds = i64::MAX;
         let mut vm = self.turn;

@@ -2,14 +2,14 @@
 //!
 //! # Problem
 //!
-//! A model that is measured once is a few per cent wrong for every VM and hour. A VM whose frames
-//! cost more than modelled gets less than it bought. At the same time, a VM must not gain by
-//! sending more expensive frames than it declared.
+//! A model that is measured once is a few per cent wrong for every VM and hour. If a VM's frames
+//! cost more than modelled, the VM gets less than it purchased. At the same time, a VM must not
+//! gain by sending more expensive frames than it declared.
 //!
 //! # Source
 //!
-//! None of the papers. C2QoS §III-D only requires that coefficients follow the deployment. The
-//! robust mean is a common one: a median of three, then an exponential average.
+//! No paper describes such a learner. C2QoS §III-D only requires that coefficients follow the
+//! deployment. The robust mean is a common one: a median of three, then an exponential average.
 //!
 //! # Quantities
 //!
@@ -23,30 +23,30 @@
 //!
 //! # Approach
 //!
-//! In each interval, for each port:
+//! In each interval, these rules apply to each port:
 //!
 //! 1. A port is *inside its profile* if its mean frame is within [`LearnConfig::size_tolerance`] of
-//!    the declared one. If it declared few flows, at least [`LearnConfig::hit_share_min`] of its
+//!    the declared mean. If it declared few flows, at least [`LearnConfig::hit_share_min`] of its
 //!    frames must also hit the cache. Outside the profile, `E ← min(E, B)` at once and nothing is
 //!    learned. The port counts as inside again after [`LearnConfig::return_intervals`] intervals in
 //!    a row.
 //! 2. The model's error `c/m − 1` is recorded for every port that sends. If the error of full
-//!    batches exceeds [`LearnConfig::drift_limit`], an event reports it. Another event reports when
-//!    it is within half of the limit.
-//! 3. `E` changes only for a throttled port, because its bucket was the limit. Its need is `n = r ·
-//!    c · t`, within [`LearnConfig::factor`] of `B`. The trim `t ≥ 1` grows slowly while `d < 1`
-//!    although `E ≥ n` (losses outside of the bucket) and shrinks if `d > 1`.
-//!     - `d < 1`: `E ← max(E, n)`, as far as there is headroom.
-//!     - `d > 1`: `E ← min(E, n)`, because the model was too generous.
-//! 4. Headroom is what admission left free: the sum of `max(B, E)` never exceeds what the workers
-//!    have ([`Ledger`]). If headroom is short, the ports of one placement get the same fraction of
-//!    what they need.
+//!    batches exceeds [`LearnConfig::drift_limit`], an event reports the error. Another event
+//!    reports when the error is within half of the limit.
+//! 3. `E` changes only for a throttled port, because its bucket was the limit. The port's need is
+//!    `n = r · c · t`, within [`LearnConfig::factor`] of `B`. The trim `t ≥ 1` grows slowly while
+//!    `d < 1` although `E ≥ n` (losses outside of the bucket). It shrinks if `d > 1`.
+//!     - If `d < 1`, `E ← max(E, n)`, as far as there is headroom.
+//!     - If `d > 1`, `E ← min(E, n)`, because the model's cost was too high.
+//! 4. Headroom is the capacity that admission left free. The sum of `max(B, E)` never exceeds the
+//!    workers' capacity ([`Ledger`]). If headroom is short, the ports of one placement get the same
+//!    fraction of their needs.
 //!
 //! # Example
 //!
-//! A VM bought 100,000 frames per second. The model says 1,000 cycles a frame, so `B` is 100 M. A
-//! frame really costs 1,100 cycles, so 90,909 frames per second pass. After two intervals `c` is
-//! 1,100 and `E` is 110 M, if 10 M were free.
+//! A VM purchased 100,000 frames per second. By the model a frame costs 1,000 cycles, so `B` is 100
+//! M. A frame really costs 1,100 cycles, so 90,909 frames per second pass. After two intervals `c`
+//! is 1,100 and `E` is 110 M, if 10 M were free.
 //!
 //! # Departures
 //!
@@ -55,8 +55,8 @@
 //!
 //! # Cost
 //!
-//! O(ports) per interval, plus O(2^workers) for each placement that wants more. Only the control
-//! plane calls it.
+//! An interval takes O(ports), plus O(2^workers) for each placement that wants more. Only the
+//! control plane calls the learner.
 
 mod port;
 
@@ -68,16 +68,17 @@ use crate::admission::{Ledger, WorkerSet};
 use crate::cost_model::{Contract, Flows, Rate, to_f64};
 use port::Port;
 
-/// Parameters of the learner. The default is what the daemon uses.
+/// Parameters of the learner. The daemon uses the default.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearnConfig {
-    /// Fewest frames of an interval that is evaluated.
+    /// Fewest frames in an interval that is evaluated.
     pub frames_min: u64,
     /// Weight of a new cost in the average, above 0 up to 1.
     pub gain: f64,
-    /// Deviation of `d` from 1 that is ignored.
+    /// Largest deviation of `d` from 1 that is ignored.
     pub dead_band: f64,
-    /// Permitted deviation of the mean frame from the declared one, as a fraction of it.
+    /// Permitted deviation of the mean frame from the declared mean, as a fraction of the declared
+    /// mean.
     pub size_tolerance: f64,
     /// Smallest fraction of frames that must hit the cache if few flows were declared.
     pub hit_share_min: f64,
@@ -85,7 +86,7 @@ pub struct LearnConfig {
     pub return_intervals: u32,
     /// Smallest and largest entitlement, as multiples of the base.
     pub factor: (f64, f64),
-    /// Largest trim beyond 1.
+    /// Largest amount by which the trim may exceed 1.
     pub trim_max: f64,
     /// Relative error of the model above which drift is reported.
     pub drift_limit: f64,
@@ -107,14 +108,14 @@ impl Default for LearnConfig {
     }
 }
 
-/// What a port bought, and what the model computed for it.
+/// A port's contract, and the model's results for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Terms {
-    /// The contract. `None` if the cycles were set by hand; nothing is learned then.
+    /// The contract. `None` if an operator set the cycles. Nothing is then learned.
     pub contract: Option<Contract>,
     /// Modelled cost `m` in cycles per frame, including all coefficients.
     pub model_cost: f64,
-    /// Base `B`.
+    /// Base `B`: the entitlement given by admission.
     pub base: CyclesPerSecond,
     /// The workers that serve the port's queue pairs.
     pub workers: WorkerSet,
@@ -136,21 +137,21 @@ pub struct Observation {
     pub lookups: u64,
     /// Lookups that hit the cache.
     pub cache_hits: u64,
-    /// Whether frames waited at the port without cycles for a good part of the interval.
+    /// Whether frames waited at the port without cycles for a substantial part of the interval.
     pub throttled: bool,
 }
 
 /// How a port's traffic violates its profile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Breach {
-    /// Its mean frame differs from the declared one.
+    /// The mean frame of the port differs from the declared mean.
     Size {
         /// Declared mean size in bytes.
         declared: f64,
         /// Observed mean size in bytes.
         seen: f64,
     },
-    /// It declared few flows, but too few of its frames hit the cache.
+    /// The port declared few flows, but too few of its frames hit the cache.
     Flows {
         /// Observed fraction of frames that hit the cache.
         hit_share: f64,
@@ -174,7 +175,7 @@ impl core::fmt::Display for Breach {
     }
 }
 
-/// A change that operators should know of.
+/// A change to report to operators.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
     /// The port left its profile.
@@ -189,32 +190,33 @@ pub enum Event {
     Short(PortId, CyclesPerSecond),
 }
 
-/// What the learner knows of a port.
+/// State of the learner for one port.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PortLearning {
     /// Current entitlement `E`.
     pub entitlement: CyclesPerSecond,
-    /// Base `B`.
+    /// Base `B`: the entitlement given by admission.
     pub base: CyclesPerSecond,
-    /// The model's error `c/m − 1` for reports: [`Self::full_error`] if known, else that of all
-    /// batches. `None` if nothing was seen.
+    /// The model's error `c/m − 1` for reports. This is [`Self::full_error`] if it is known, else
+    /// the error over all batches. `None` if no frames were observed.
     pub model_error: Option<f64>,
-    /// `c/m − 1` of full batches. `None` if the port was throttled in fewer than two intervals.
+    /// The error `c/m − 1` of full batches. `None` if the port was throttled in fewer than two
+    /// intervals.
     pub full_error: Option<f64>,
     /// `d` of the last interval with enough frames.
     pub delivered: Option<f64>,
-    /// Violation of the profile; `None` if the port is inside it.
+    /// Violation of the profile. `None` if the port is inside its profile.
     pub breach: Option<Breach>,
-    /// Cycles per second that the port needs but headroom does not allow.
+    /// Cycles per second that the port needs but does not get for lack of headroom.
     pub short: CyclesPerSecond,
 }
 
 /// Result of an interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// Changed entitlements.
+    /// Ports with a changed entitlement, and the new entitlement.
     pub changes: Vec<(PortId, CyclesPerSecond)>,
-    /// Events to report.
+    /// Events of the interval, to be reported to operators.
     pub events: Vec<Event>,
 }
 
@@ -239,8 +241,8 @@ impl Learner {
         &self.capacity
     }
 
-    /// Sets the ports that claim cycles. A port with unchanged terms keeps everything that was
-    /// learned. A port whose base alone changed (another VM arrived) keeps the learned cost.
+    /// Sets the ports that claim cycles. If a port's terms are unchanged, its state stays. If only
+    /// its base changed, for example because another VM arrived, its learned cost stays.
     pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (PortId, Terms)>) {
         let mut before = core::mem::take(&mut self.ports);
         for (id, terms) in ports {
@@ -253,13 +255,13 @@ impl Learner {
         self.keep_within_capacity();
     }
 
-    /// What is known of a port.
+    /// State of a port. `None` if the port claims no cycles.
     #[must_use]
     pub fn port(&self, id: PortId) -> Option<PortLearning> {
         self.ports.get(&id).map(Port::state)
     }
 
-    /// What is known of all ports, in order of their numbers.
+    /// State of all ports, in order of their numbers.
     pub fn ports(&self) -> impl Iterator<Item = (PortId, PortLearning)> + '_ {
         self.ports.iter().map(|(id, port)| (*id, port.state()))
     }
@@ -284,8 +286,8 @@ impl Learner {
         step
     }
 
-    /// Grants what ports want beyond their reservation, as far as there is headroom. Ports with the
-    /// fewest workers to choose from come first.
+    /// Grants the cycles that ports want beyond their reservation, as far as there is headroom.
+    /// Ports with the fewest workers to choose from come first.
     fn grant(&mut self, wishes: BTreeMap<WorkerSet, Vec<(PortId, u64)>>, events: &mut Vec<Event>) {
         let mut ledger = self.ledger();
         let mut wishes: Vec<_> = wishes.into_iter().collect();

@@ -5,7 +5,7 @@ use penstock_units::{CyclesPerSecond, PortId};
 use super::{Breach, Event, LearnConfig, Observation, PortLearning, Terms, bought, breach};
 use crate::cost_model::{FCS, Rate, to_f64, whole_up};
 
-/// Number of costs whose median is taken.
+/// Number of costs from which the median is taken.
 const WINDOW: usize = 3;
 
 /// A running mean that a single outlier does not move.
@@ -23,12 +23,12 @@ impl RobustMean {
         let mut sorted = self.last;
         let known = &mut sorted[..self.seen.min(WINDOW)];
         known.sort_by(f64::total_cmp);
-        // Of two values take the lower: preemption makes costs larger, never smaller.
+        // Takes the lower of two values, because preemption makes costs larger and never smaller.
         let middle = known[(known.len() - 1) / 2];
         self.mean = if self.seen == 1 { middle } else { self.mean + gain * (middle - self.mean) };
     }
 
-    /// The mean; `None` before there are two values.
+    /// The mean. `None` before there are two values.
     fn settled(&self) -> Option<f64> {
         (self.seen >= 2).then_some(self.mean)
     }
@@ -38,11 +38,11 @@ impl RobustMean {
     }
 }
 
-/// What the learner knows of a port. Letters are those of [`super`].
+/// State of the learner for a port. The letters are those of [`super`].
 #[derive(Clone, Debug)]
 pub(super) struct Port {
     pub(super) terms: Terms,
-    /// Entitlement `E`.
+    /// Current entitlement `E` of the port.
     pub(super) entitlement: CyclesPerSecond,
     /// Cycles per second that the port needs but did not get.
     pub(super) short: CyclesPerSecond,
@@ -50,9 +50,9 @@ pub(super) struct Port {
     full: RobustMean,
     /// Cost `c` of all batches.
     any: RobustMean,
-    /// Trim `t`.
+    /// Trim `t` of the port's need.
     trim: f64,
-    /// Delivered fraction `d`.
+    /// Delivered fraction `d` of the last interval with enough frames.
     delivered: Option<f64>,
     breach: Option<Breach>,
     /// Consecutive intervals inside the profile since a breach.
@@ -76,7 +76,7 @@ impl Port {
         }
     }
 
-    /// The port under new terms. It keeps whatever still holds.
+    /// The port under new terms. All state that is still valid stays.
     pub(super) fn with_terms(self, terms: Terms) -> Self {
         if terms == self.terms {
             return self;
@@ -84,14 +84,15 @@ impl Port {
         if terms.contract != self.terms.contract || terms.contract.is_none() {
             return Self::new(terms);
         }
-        // Keep the correction relative to the base: what was learned of this VM's frames still
-        // holds.
+        // The correction relative to the base stays, because the cost of this VM's frames has not
+        // changed.
         let part = to_f64(self.entitlement.0) / to_f64(self.terms.base.0.max(1));
         let entitlement = CyclesPerSecond(whole_up(to_f64(terms.base.0) * part));
         Self { terms, entitlement, ..self }
     }
 
-    /// Capacity that no other port may get. A port that needs less now may need its base again.
+    /// Capacity that no other port may get. A port that needs less than its base now may need its
+    /// base again.
     pub(super) fn reserved(&self) -> u64 {
         self.entitlement.0.max(self.terms.base.0)
     }
@@ -112,15 +113,15 @@ impl Port {
         }
     }
 
-    /// Stores the missing cycles. Returns whether something is missing for the first time.
+    /// Stores the missing cycles. Returns whether cycles are missing for the first time.
     pub(super) fn set_short(&mut self, short: u64) -> bool {
         let new = self.short.0 == 0 && short > 0;
         self.short = CyclesPerSecond(short);
         new
     }
 
-    /// Evaluates an interval. Returns the wanted entitlement if it exceeds what is reserved for the
-    /// port. A smaller entitlement is applied at once.
+    /// Evaluates an interval. Returns the wanted entitlement if it exceeds the port's reservation.
+    /// A smaller entitlement is applied at once.
     pub(super) fn see(
         &mut self,
         config: &LearnConfig,
@@ -217,8 +218,8 @@ impl Port {
         };
         let missing = 1.0 - delivered;
         if missing > config.dead_band {
-            // The entitlement suffices for the cost, but too little is delivered: something is lost
-            // outside of the bucket.
+            // The entitlement suffices for the cost, but too little is delivered. Frames are
+            // therefore lost outside of the bucket.
             if self.entitlement.0 >= need(self.trim) {
                 self.trim = (self.trim + config.gain * missing).min(1.0 + config.trim_max);
             }

@@ -14,7 +14,7 @@ fn contract(bits: u64) -> Contract {
     }
 }
 
-/// A port that bought 819.2 Mbit/s in frames of 1,024 bytes: 100,000 frames a second.
+/// A port that purchased 819.2 Mbit/s in frames of 1,024 bytes: 100,000 frames a second.
 fn terms(model_cost: f64) -> Terms {
     let contract = contract(819_200_000);
     let base =
@@ -22,7 +22,7 @@ fn terms(model_cost: f64) -> Terms {
     Terms { contract: Some(contract), model_cost, base, workers: WorkerSet::one(0) }
 }
 
-/// Observation of a flood of such frames through a strict bucket of `entitlement`.
+/// Observation of a flood of such frames through a strict bucket with this entitlement.
 fn flood(entitlement: CyclesPerSecond, cost: u64, size: u64) -> Observation {
     let cycles = entitlement.0 / 10;
     let frames = cycles / cost;
@@ -148,7 +148,7 @@ fn a_port_that_is_not_throttled_has_no_drift() {
     assert_eq!(state.model_error, state.full_error);
 }
 
-/// Frames on the wire are what was sold. A segmentation request is looked up once.
+/// The purchase counts frames on the wire. A segmentation request is looked up once.
 #[test]
 fn a_segmentation_request_that_hits_the_cache_keeps_to_a_single_flow() {
     let mut large = flood(CyclesPerSecond(100_000_000), 1_000, SIZE);
@@ -175,7 +175,7 @@ fn one_interval_without_its_core_changes_nothing() {
 fn losses_outside_of_the_bucket_are_made_up_within_bounds() {
     let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
     for _ in 0..40 {
-        // In two per cent of the time, another process had the core.
+        // Another process had the core for two per cent of the time.
         let effective = CyclesPerSecond(entitlement(&learner, A).0 / 100 * 98);
         learner.step([(A, flood(effective, 1_000, SIZE))]);
     }

@@ -19,7 +19,7 @@ const fn bytes(bytes: u32) -> Size {
 }
 
 const US: u64 = 1_000;
-/// A byte per microsecond.
+/// A rate of one byte per microsecond.
 const BYTE_A_US: u64 = 8_000_000;
 
 /// RFC 2697, section 3, by example. Both buckets start full. The committed bucket is filled first,
@@ -144,8 +144,8 @@ fn hours_of_idling_earn_no_more_than_the_depth() {
 
 #[test]
 fn frequent_refills_lose_no_fraction() {
-    // 8001 bit/s is a byte every 999,875.0156... ns. If refills rounded, steps of 7 ns would lose
-    // everything. A second in steps of 977 ns shows the same.
+    // At 8001 bit/s a byte takes 999,875.0156... ns. If refills rounded, steps of 7 ns would lose
+    // all tokens. A second in steps of 977 ns shows the same.
     let p = single(8_001, DEPTH_MAX, 0);
     p.all_green(bytes(DEPTH_MAX));
     assert_eq!(p.levels().0, 0);
@@ -221,7 +221,7 @@ fn with_the_default_depth_a_stream_gets_its_rate_despite_timeouts() {
             } else {
                 lost += 1;
             }
-            // A window of eight segments.
+            // The window has eight segments.
             now += if lost < 8 { Nanos(56_000) } else { RETRANSMIT_MIN };
             lost %= 8;
         }

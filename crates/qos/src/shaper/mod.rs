@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! A rate limit delays frames, and the guest's users see how these delays are distributed. Tokens
-//! that arrive every 50 ms let a burst pass and then nothing.
+//! A rate limit delays frames, and the guest's users notice the distribution of these delays.
+//! Tokens that arrive every 50 ms let a burst pass and then nothing.
 //!
 //! # Source
 //!
@@ -12,18 +12,18 @@
 //! # Approach
 //!
 //! A VM's frames depart in order. From each frame's arrival and length, the shaper computes its
-//! departure ([`Shaper::depart`]). A shaper stores no frames and sets no timers. Frames wait where
-//! they are, and a [`crate::wheel::Wheel`] tells when they are due.
+//! departure ([`Shaper::depart`]). A shaper stores no frames and sets no timers. Frames wait in
+//! their queue, and a [`crate::wheel::Wheel`] reports when they are due.
 //!
 //! | Shaper | Spacing |
 //! |---|---|
-//! | [`TokenBucket`] | none: what the last refill brought departs at once |
+//! | [`TokenBucket`] | none: frames that the last refill covers depart at once |
 //! | [`Smooth`] | between consecutive frames, within a window |
 //!
 //! # Limits
 //!
 //! Rates range from [`RATE_MIN`] to [`RATE_MAX`]. A frame longer than [`segment_max`] should be
-//! split before it is shaped. It would otherwise wait for longer than a wheel reaches.
+//! split before it is shaped. Otherwise it would wait longer than a wheel reaches.
 
 mod smooth;
 mod token_bucket;
@@ -35,9 +35,9 @@ use penstock_units::{BitsPerSecond, Nanos};
 pub use smooth::{GROUP_TIME, GROUPS_FROM, INTERVAL, Smooth, WIDTH, Window};
 pub use token_bucket::{PERIOD_OF_XEN, TokenBucket};
 
-/// Lowest rate.
+/// Lowest rate of a shaper.
 pub const RATE_MIN: BitsPerSecond = BitsPerSecond(256_000);
-/// Highest rate.
+/// Highest rate of a shaper.
 pub const RATE_MAX: BitsPerSecond = BitsPerSecond(10_000_000_000);
 /// Length in bytes of a frame of one MTU, which every limit lets pass at once.
 pub const FRAME: u32 = 1_514;
@@ -76,15 +76,15 @@ pub fn segment_max(rate: BitsPerSecond, time: Nanos) -> u32 {
 /// The shaper of one VM.
 #[derive(Clone, Debug)]
 pub enum Shaper {
-    /// A token bucket, as hypervisors have: the baseline.
+    /// A token bucket, as in hypervisors. It is the baseline.
     TokenBucket(TokenBucket),
     /// Spacing within a window.
     Smooth(Smooth),
 }
 
 impl Shaper {
-    /// The departure of the next frame, which arrived at `arrival` after all earlier ones. It is
-    /// never before the arrival or before the previous departure.
+    /// The departure of the next frame. The frame arrived at `arrival`, after all earlier frames.
+    /// It never departs before its arrival or before the previous frame.
     pub fn depart(&mut self, arrival: Nanos, bytes: u32) -> Nanos {
         match self {
             Self::TokenBucket(shaper) => shaper.depart(arrival, bytes),
@@ -95,7 +95,7 @@ impl Shaper {
     /// Changes the rate from the next frame on.
     ///
     /// # Errors
-    /// The rate is out of range. The old rate then stays.
+    /// The rate is out of range. The old rate then remains in use.
     pub fn set_rate(&mut self, rate: BitsPerSecond) -> Result<(), RateError> {
         match self {
             Self::TokenBucket(shaper) => shaper.set_rate(rate),

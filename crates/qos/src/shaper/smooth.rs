@@ -1,5 +1,5 @@
-//! `smooth`: keeps the spacing between a VM's frames within a window, and their mean rate at its
-//! rate.
+//! `smooth`: keeps the spacing between a VM's frames within a window, and their mean rate at the
+//! configured rate.
 //!
 //! # Problem
 //!
@@ -13,8 +13,8 @@
 //! # Quantities
 //!
 //! - R is the rate.
-//! - A *group* departs at once: a single frame, or from [`GROUPS_FROM`] on as much as
-//!   [`GROUP_TIME`] at the rate, up to 64 KiB.
+//! - A *group* departs at once. It is a single frame. From [`GROUPS_FROM`] on, it is the frames
+//!   that take [`GROUP_TIME`] at the rate, up to 64 KiB.
 //! - δ is the spacing in ns per byte. It lies in a [`Window`] around its centre e^c. The window's
 //!   width is [`WIDTH`] for a frame of 1,500 bytes, or ±30 % if that is less.
 //! - Credit is a bucket that fills at R. Its depth is [`DEPTH_TIME`] and at least four of the
@@ -24,16 +24,16 @@
 //!
 //! After a group of s bytes that departed at t, the next departs at max(arrival, t + s δ).
 //!
-//! - The *fast* rule sets δ for each group. More credit than the set point moves δ towards the
-//!   window's short end, less credit towards its long end. It reaches the end if credit is off by
-//!   half of the set point.
-//! - The *slow* rule runs every [`INTERVAL`] that was backlogged for more than half of its time. e
-//!   = ln(the centre's rate/R), and c moves by [`KP`] (e - e') + [`KI`] e, where e' is the previous
-//!   error. The step is limited to ±[`STEP_MAX`].
-//! - In an interval with less work, the window drifts by half the distance towards the position
+//! - The *fast* rule sets δ for each group. If credit is above the set point, δ moves towards the
+//!   window's short end. If credit is below, δ moves towards the long end. δ reaches the end if
+//!   credit is off by half of the set point.
+//! - The *slow* rule runs after every [`INTERVAL`] that was backlogged for more than half of its
+//!   time. e = ln(the centre's rate/R), and c moves by [`KP`] (e - e') + [`KI`] e, where e' is the
+//!   previous error. The step is limited to ±[`STEP_MAX`].
+//! - In an interval with less backlog, the window drifts by half the distance towards the position
 //!   where R is its long end. Occasional frames then do not wait.
 //! - c stays within a factor of four of R. A change of the rate moves the window at once.
-//! - The *backstop*: nothing departs that the credit does not cover. Over any time t, at most
+//! - The *backstop* lets no frame depart that the credit does not cover. Over any time t, at most
 //!   max(depth, one group) + R × t departs.
 //!
 //! The gains put the poles of z² - (1-Kp-Ki) z - Kp at 0.62 and -0.32. Kd is 0, because it would
@@ -41,8 +41,9 @@
 //!
 //! # Example
 //!
-//! Tests: at 2 Mbit/s, frames of 1,500 bytes are 6 ms apart, with window ends at 4.5 and 7.5 ms.
-//! From four times too slow or too fast, the shaper reaches its rate after five intervals.
+//! In a test at 2 Mbit/s, frames of 1,500 bytes are 6 ms apart, with window ends at 4.5 and 7.5 ms.
+//! In another test, the shaper starts four times too slow or too fast and reaches its rate after
+//! five intervals.
 //!
 //! # Departures
 //!
@@ -50,15 +51,16 @@
 //!   a window.
 //! - The paper's printed r has its ends exchanged, and its proportional rule, read literally, is
 //!   positive feedback.
-//! - The paper's rule knows two values. Here it is proportional between them, because a spacing
-//!   that jumps between its ends is jitter too (a quarter of the spacing at 2 Mbit/s).
+//! - The paper's rule knows two values. Here the rule is proportional between them. A spacing that
+//!   jumps between its ends is jitter too (a quarter of the spacing at 2 Mbit/s).
 //! - Spacing depends on earlier departures, as on a slower link: no frame waits for its own length.
-//! - The slow rule's e uses the spacing that the window gave, not actual departures. The window is
-//!   not to blame for frames that wait for the backstop or do not arrive.
+//! - The slow rule's e uses the spacing that the window gave, not actual departures. Frames that
+//!   wait for the backstop or do not arrive say nothing about the window.
 //!
 //! # Cost
 //!
-//! A few multiplications per frame; a logarithm and an exponential per interval; 160 bytes.
+//! A frame costs a few multiplications, and an interval costs a logarithm and an exponential. A
+//! shaper takes 160 bytes.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -93,21 +95,22 @@ const BITS_NS: f64 = 8e9;
 /// Window of the spacing, in ns per byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
-    /// Shortest spacing.
+    /// Shortest spacing in the window.
     pub low: f64,
     /// Centre of the window.
     pub centre: f64,
-    /// Longest spacing.
+    /// Longest spacing in the window.
     pub high: f64,
 }
 
 /// Observations of an interval.
 #[derive(Clone, Copy, Debug, Default)]
 struct IntervalSums {
-    /// Bytes of groups with frames waiting behind them, and the spacing after them in ns.
+    /// Bytes of groups with frames waiting behind them. The next field is the spacing after these
+    /// groups, in ns.
     bytes: f64,
     spacing: f64,
-    /// The spacing after them if it had been that of the window's centre, in ns.
+    /// The spacing after these groups if δ had been the window's centre, in ns.
     central: f64,
     /// Time in which frames waited, in ns.
     busy: u64,
@@ -126,20 +129,20 @@ pub struct Smooth {
     credit_at: Nanos,
     /// Longest expected frame in bytes.
     longest: u32,
-    /// The last group: its departure and its bytes.
+    /// Departure of the last group. The next field is the group's length in bytes.
     group_at: Nanos,
     group: u32,
     group_max: u32,
     last: Nanos,
     interval_at: Nanos,
     seen: IntervalSums,
-    /// e of the previous interval, if that was controlled.
+    /// e of the previous interval. `None` if the slow rule did not run in it.
     error: Option<f64>,
     intervals: u64,
 }
 
 impl Smooth {
-    /// A shaper at its rate, with half of its credit.
+    /// A shaper that starts at its rate, with half of its credit.
     ///
     /// # Errors
     /// The rate is out of range.
@@ -168,8 +171,8 @@ impl Smooth {
         Ok(smooth)
     }
 
-    /// Shifts the window's centre by a factor; above 1 is too slow. Tests use it to watch the
-    /// recovery.
+    /// Multiplies the window's centre by a factor. A factor above 1 makes the shaper too slow.
+    /// Tests use this to watch the recovery.
     #[must_use]
     pub fn off_by(mut self, factor: f64) -> Self {
         self.centre += factor.clamp(1.0 / FAR, FAR).ln();
@@ -177,8 +180,8 @@ impl Smooth {
         self
     }
 
-    /// Sets the longest expected frame; [`FRAME`] by default. Longer frames keep the rate but may
-    /// wait for the backstop.
+    /// Sets the longest expected frame. The default is [`FRAME`]. Longer frames keep the rate but
+    /// may wait for the backstop.
     #[must_use]
     pub fn frames_up_to(mut self, bytes: u32) -> Self {
         self.longest = bytes.clamp(FRAME, FRAME_MAX);
@@ -211,7 +214,7 @@ impl Smooth {
         self.rate
     }
 
-    /// The window that the last frame's spacing was taken from.
+    /// The window in which the last frame's spacing lies.
     #[must_use]
     pub const fn window(&self) -> Window {
         self.window
@@ -252,7 +255,7 @@ impl Smooth {
         Ok(())
     }
 
-    /// See [`super::Shaper::depart`].
+    /// Computes the departure of the next frame as in [`super::Shaper::depart`].
     pub fn depart(&mut self, arrival: Nanos, bytes: u32) -> Nanos {
         let bytes = bytes.min(FRAME_MAX);
         let ready = arrival.max(self.last);
@@ -261,7 +264,8 @@ impl Smooth {
         let due = if joins || self.group == 0 { ready } else { self.spaced(arrival, ready) };
         let departs = self.backed(due.max(ready), bytes);
         if departs > arrival {
-            // The frame waited since its arrival or since the previous departure.
+            // The frame waited since its arrival or since the previous departure, whichever is
+            // later.
             self.seen.busy += (departs.0).saturating_sub(ready.0);
         }
         if joins {
@@ -279,7 +283,7 @@ impl Smooth {
         let bytes = f64::from(self.group);
         let spacing = self.spacing(ready) * bytes;
         let due = self.group_at + nanos(spacing);
-        // This counts groups that wait for the backstop too.
+        // This also counts groups that wait for the backstop.
         if due > ready || arrival < ready {
             self.seen.bytes += bytes;
             self.seen.spacing += spacing;
@@ -288,7 +292,8 @@ impl Smooth {
         due
     }
 
-    /// The fast rule: δ from the credit at the time when the group ends at the nominal rate.
+    /// The fast rule: computes δ from the credit at the time when the group ends at the nominal
+    /// rate.
     fn spacing(&self, ready: Nanos) -> f64 {
         let central = self.group_at + nanos(f64::from(self.group) * due(self.rate));
         let credit = self.credit_at(ready.max(central));
@@ -306,7 +311,7 @@ impl Smooth {
         self.credit.saturating_add(i64::try_from(more).unwrap_or(0))
     }
 
-    /// The backstop: the first time from `due` on at which credit covers the frame.
+    /// The backstop: the first time from `due` on at which the credit covers the frame.
     fn backed(&mut self, due: Nanos, bytes: u32) -> Nanos {
         self.credit = self.credit_at(due);
         self.credit_at = due;
@@ -342,9 +347,9 @@ impl Smooth {
         self.place();
     }
 
-    /// The slow rule.
+    /// The slow rule: moves the centre by the error of the interval.
     fn control(&mut self, seen: &IntervalSums) {
-        // The rate relative to R, if the fast rule had left the spacing at the centre.
+        // The rate relative to R if the fast rule had kept the spacing at the centre.
         let rate = seen.bytes / seen.spacing;
         let middle = rate * seen.spacing / seen.central;
         let error = (middle * due(self.rate)).ln();

@@ -7,9 +7,9 @@
 //! # Approach
 //!
 //! At the end of each period the level rises by rate × period, up to the depth. A frame that the
-//! level covers departs at once. Other frames wait for the period that covers them. A frame longer
-//! than the depth departs when the bucket is full, which then goes into debt. Over any time t, at
-//! most max(depth, one frame) + rate × (t + a period) departs.
+//! level covers departs at once. Other frames wait for the period after which the level covers
+//! them. A frame longer than the depth departs when the bucket is full, and the bucket then goes
+//! into debt. Over any time t, at most max(depth, one frame) + rate × (t + a period) departs.
 //!
 //! # Departures
 //!
@@ -18,7 +18,7 @@
 //!
 //! # Cost
 //!
-//! O(1), with a division if periods have passed.
+//! A departure takes O(1), with a division if periods have passed.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -26,7 +26,7 @@ use super::{FRAME, FRAME_MAX, PARTS, RateError, checked};
 
 /// Xen's period (the paper's "every 50ms").
 pub const PERIOD_OF_XEN: Nanos = Nanos::from_millis(50);
-/// Longest period.
+/// Longest refill period.
 const PERIOD_MAX: Nanos = Nanos::from_millis(400);
 
 /// A token bucket that is refilled once a period.
@@ -56,7 +56,7 @@ impl TokenBucket {
         Ok(bucket)
     }
 
-    /// Parts that a period brings. 10 Gbit/s × 400 ms is 4 × 10^18, within 62 bits.
+    /// Parts that a period adds. 10 Gbit/s × 400 ms is 4 × 10^18, within 62 bits.
     fn worth(&self) -> i64 {
         i64::try_from(self.rate.0.saturating_mul(self.period.0)).unwrap_or(i64::MAX / 2)
     }
@@ -84,7 +84,7 @@ impl TokenBucket {
         Ok(())
     }
 
-    /// See [`super::Shaper::depart`].
+    /// Computes the departure of the next frame as in [`super::Shaper::depart`].
     pub fn depart(&mut self, arrival: Nanos, bytes: u32) -> Nanos {
         let now = arrival.max(self.last);
         self.refill((now.0.saturating_sub(self.at)) / self.period.0);
@@ -113,8 +113,8 @@ impl TokenBucket {
 mod tests {
     use super::*;
 
-    /// 2 Mbit/s and 50 ms bring 12,500 bytes: eight frames of 1,500 bytes depart at once, then none
-    /// for 50 ms. A ninth departs at first and whenever the remainders suffice.
+    /// A period of 50 ms at 2 Mbit/s adds 12,500 bytes. Eight frames of 1,500 bytes depart at once,
+    /// then none for 50 ms. A ninth departs at first, and whenever the remainders suffice.
     #[test]
     fn a_period_of_fifty_milliseconds_alternates_burst_and_wait() {
         let mut bucket = TokenBucket::new(BitsPerSecond(2_000_000), PERIOD_OF_XEN).unwrap();
@@ -129,8 +129,8 @@ mod tests {
         let rate = BitsPerSecond(80_000_000);
         let mut bucket = TokenBucket::new(rate, Nanos::from_micros(10)).unwrap();
         let last = (0..1_000).map(|_| bucket.depart(Nanos(0), 1_000)).last().unwrap();
-        // 10 bytes per microsecond. The bucket starts with a frame of 1,514 bytes and a period's
-        // 100.
+        // The rate is 10 bytes per microsecond. The bucket starts with a frame of 1,514 bytes and a
+        // period's 100 bytes.
         assert!(last.0.abs_diff(99_840_000) < 10_000, "{last:?}");
     }
 
@@ -138,7 +138,7 @@ mod tests {
     fn a_frame_longer_than_the_bucket_leaves_a_debt() {
         let mut bucket = TokenBucket::new(BitsPerSecond(2_000_000), PERIOD_OF_XEN).unwrap();
         assert_eq!(bucket.depart(Nanos(0), 50_000), Nanos(0));
-        // 14,014 bytes were available, so 35,986 are owed and 12,500 are needed.
+        // 14,014 bytes were available, so the bucket owes 35,986 bytes and needs another 12,500.
         assert_eq!(bucket.depart(Nanos(0), 12_500), Nanos::from_millis(200));
         assert_eq!(bucket.depart(Nanos::from_secs(9), 60), Nanos::from_secs(9));
         assert!(TokenBucket::new(BitsPerSecond(1), PERIOD_OF_XEN).is_err());

@@ -73,13 +73,13 @@ fn apply(set: &mut BucketSet, event: &Event) {
     }
 }
 
-/// Sum of all tokens. Together with the pool, they are what the ledger calls stored.
+/// Sum of all tokens. Together with the pool, this is what the ledger calls stored.
 fn tokens(set: &BucketSet) -> i64 {
     (0..SLOTS).map(|slot| set.tokens(slot)).sum()
 }
 
-/// Refills while all ports in `slots` spend all their tokens, in batches of their own cost. Returns
-/// the cycles charged to each.
+/// Refills while all ports in `slots` spend all their tokens, each in batches of its own cost.
+/// Returns the cycles charged to each port.
 fn run_backlogged(set: &mut BucketSet, costs: &[u64], refills: u32) -> Vec<u64> {
     let mut charged = vec![0; costs.len()];
     for _ in 0..refills {
@@ -105,8 +105,8 @@ proptest! {
             apply(&mut set, event);
             let ledger = set.ledger();
             prop_assert_eq!(ledger.unaccounted(), 0, "{:?} after {:?}", ledger, event);
-            // What the buckets do not hold is the pool, which is still to be shared, up to
-            // rounding.
+            // The stored cycles that are not in the buckets are in the pool, up to rounding. The
+            // pool is still to be shared.
             let pool = ledger.stored - tokens(&set);
             prop_assert!(pool > -16 - (HZ / 1_000).cast_signed(), "{} after {:?}", pool, event);
         }
@@ -120,7 +120,7 @@ proptest! {
     ) {
         let mut set = set(capacity);
         for event in &events {
-            // One bucket that nothing fills.
+            // A single bucket that nothing fills.
             let before = set.ledger().discarded;
             set.join(deep, &terms(0, 1, Mode::MinMax, 1 << 45), 0);
             apply(&mut set, event);
@@ -143,7 +143,7 @@ proptest! {
         }
     }
 
-    /// All capacity goes to ports with work, for any depths and batches.
+    /// All capacity goes to ports with work, for any depths and batch costs.
     #[test]
     fn backlogged_minmax_ports_use_the_whole_capacity(
         ports in proptest::collection::vec(
@@ -171,8 +171,8 @@ proptest! {
         prop_assert!(charged.abs_diff(generated) <= slack, "{} of {}", charged, generated);
     }
 
-    /// One of several ports with empty buckets continues alone. The core is never idle, and no more
-    /// is lent than the filling buckets can hold.
+    /// All ports have empty buckets, and only one of them continues to send. The core is never
+    /// idle. No more is lent than the other buckets can hold while they fill.
     #[test]
     fn a_core_with_a_backlogged_minmax_port_never_idles(
         ports in proptest::collection::vec((0..HZ / 12, 1..100_u64, 500..60_000_u64), 2..SLOTS),
@@ -202,7 +202,7 @@ proptest! {
         let after = set.ledger();
         prop_assert_eq!(after.unaccounted(), 0);
         prop_assert_eq!(after.charged - before.charged + after.lent - before.lent, now);
-        // Each may be in debt by a batch, and generation is one interval late.
+        // Each port may be in debt by a batch, and generation is one interval late.
         let room: u64 = costs.iter().map(|cost| depth + cost).sum();
         let lent = after.lent - before.lent;
         prop_assert!(lent <= room + 2 * (INTERVAL + cost.0), "{lent} lent, room for {room}");

@@ -41,7 +41,7 @@ fn arrive(policer: &EgressPolicer, size: Size, nanos: u64) -> Policed {
 
 type Passed = Vec<(u64, Size)>;
 
-/// No window passes more than the terms allow. Each bucket may owe a frame.
+/// In no time window do more frames pass than the terms allow. Each bucket may owe a frame.
 fn within(passed: &Passed, terms: &Terms) -> Result<(), TestCaseError> {
     let longest = passed.iter().map(|(_, size)| size.bytes).max().unwrap_or(0);
     let most = passed.iter().map(|(_, size)| size.frames).max().unwrap_or(0);
@@ -92,14 +92,15 @@ proptest! {
         }
     }
 
-    /// The corrected Eq. (3): after any idle time, a flood gets the depth and the rate's worth.
+    /// By the corrected Eq. (3), a flood after any idle time gets the depth and what the rate
+    /// yields.
     #[test]
     fn idle_time_earns_no_more_than_the_depth(
         rate in 100..100_000_u64, depth in 2..1_000_u32, idle in 1..1_000_u64,
     ) {
         let policer = EgressPolicer::new(Meter::new(in_frames(rate, depth)), None, Sharing::Strict);
         let (start, size) = (idle * 1_000_000_000, Size { bytes: 64, frames: 1 });
-        // A second at ten times the rate.
+        // The flood lasts a second at ten times the rate.
         let gap = 100_000_000 / rate;
         let times = (0..10 * rate).map(|n| start + n * gap);
         let passed = times.filter(|now| arrive(&policer, size, *now) == Policed::Pass).count();
@@ -127,7 +128,7 @@ proptest! {
             for n in 0..flood {
                 let _ = arrive(&borrower, size, now + n);
             }
-            // Long enough for the sibling's own bucket to fill.
+            // The pause is long enough for the sibling's own bucket to fill.
             now += (idle + u64::from(burst)) * 1_000_000_000 / rate + 1_000;
             let _ = arrive(&borrower, size, now);
             for _ in 0..burst {

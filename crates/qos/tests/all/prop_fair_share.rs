@@ -1,5 +1,5 @@
-//! Guarantees of `fair-share`: due bytes for any sizes, no gain from more flows or VMs, no unused
-//! capacity, and no lost or reordered frames.
+//! Guarantees of `fair-share`: bytes by weight for any sizes, no gain from more flows or VMs, no
+//! unused capacity, and no lost or reordered frames.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ impl Lengths {
         self.0 >> 33
     }
 
-    /// A length by kind of client: short frames, an MTU, large segments, or a mix.
+    /// A length for a kind of client: short frames, an MTU, large segments, or a mix.
     fn of(&mut self, kind: usize) -> u32 {
         let octave = self.next() % 11;
         let bytes = match kind % 4 {
@@ -36,7 +36,7 @@ impl Lengths {
     }
 }
 
-/// One VM per tenant, each always with two frames queued.
+/// One VM per tenant. Each VM always has two frames queued.
 struct Bed {
     fair: FairShare<u32>,
     lengths: Lengths,
@@ -81,7 +81,7 @@ impl Bed {
     }
 }
 
-/// Checks that each gets its due bytes within max(0.1 %, two segments).
+/// Checks that each client gets its share of bytes within max(0.1 %, two segments).
 fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
     let all: u64 = sent.iter().sum();
     let sum: u64 = weights.iter().sum();
@@ -112,7 +112,7 @@ fn many() -> impl Strategy<Value = Vec<u64>> {
 proptest! {
     #![proptest_config(Config { cases: 10, ..Config::default() })]
 
-    /// Ten seconds of 400 Mbit/s for 2 to 32 tenants.
+    /// Shares hold over ten seconds of 400 Mbit/s for 2 to 32 tenants.
     #[test]
     fn few_tenants_get_their_due_bytes_for_any_sizes(weights in few(), seed in any::<u64>()) {
         let mut bed = Bed::new(&weights, seed);
@@ -121,7 +121,7 @@ proptest! {
         due(&weights, &bed.sent)?;
     }
 
-    /// The same for 33 to 1,000 tenants.
+    /// Shares also hold for 33 to 1,000 tenants.
     #[test]
     fn many_tenants_get_their_due_bytes_for_any_sizes(
         weights in many(), seed in any::<u64>(),
@@ -132,8 +132,8 @@ proptest! {
         due(&weights, &bed.sent)?;
     }
 
-    /// When some tenants fall silent, the others share the whole link. Shares return with the
-    /// tenants.
+    /// When some tenants fall silent, the others share the whole link. When these tenants send
+    /// again, they get their shares back.
     #[test]
     fn an_idle_tenants_share_is_used_by_the_others_at_once(
         n in prop_oneof![3..=32_usize, 33..=200_usize], idle in 1..100_usize, seed in any::<u64>(),
@@ -143,7 +143,7 @@ proptest! {
         let mut bed = Bed::new(&weights, seed);
         bed.run(100_000_000);
         bed.awake[..idle].fill(false);
-        // Their queued frames go first.
+        // The queued frames of the silent tenants are sent first.
         while (0..idle).any(|vm| bed.fair.account(vm).unwrap().queued_frames > 0) {
             bed.next();
         }
@@ -160,7 +160,8 @@ proptest! {
         due(&weights, &bed.sent)?;
     }
 
-    /// A tenant with more VMs and more waiting frames gets no more. Its VMs are equal.
+    /// A tenant with more VMs and more waiting frames gets no larger share. Its VMs get equal
+    /// parts.
     #[test]
     fn more_vms_and_flows_gain_nothing(vms in 1..40_usize, seed in any::<u64>()) {
         let capacity = Capacity { tenants: 2, vms: 1 + vms, frames: 10_000 };
@@ -173,7 +174,8 @@ proptest! {
         let (mut lengths, mut sent) = (Lengths(seed), vec![0_u64; 1 + vms]);
         while sent.iter().sum::<u64>() < 500_000_000 {
             for vm in 0..=vms {
-                // The first tenant has one frame at a time, the flows of the others have twenty.
+                // The first tenant has one frame at a time, and the flows of the others have
+                // twenty.
                 let waiting = if vm == 0 { 1 } else { 20 };
                 while fair.account(vm).unwrap().queued_frames < waiting {
                     fair.offer(vm, 0, lengths.of(3), Nanos(0));

@@ -52,7 +52,7 @@ fn decide(hbs: &mut BatchScheduler, frames: u16) -> Option<usize> {
     None
 }
 
-/// Expected state of the scheduler: the units that joined, and those that wait.
+/// Expected state of the scheduler: the units that joined, and the units that wait.
 #[derive(Default)]
 struct Model {
     there: [Option<u64>; SLOTS],
@@ -94,7 +94,7 @@ fn apply(hbs: &mut BatchScheduler, model: &mut Model, event: &Event) {
                 assert!(ready(ran));
                 let class = |s: usize| before[s].map(|(class, _)| class).unwrap();
                 for other in (0..SLOTS).filter(|&s| ready(s)) {
-                    // After demotion within the decision, its class may have changed.
+                    // If the unit was demoted within the decision, its class may have changed.
                     assert!(class(ran) <= class(other), "{ran} before {other}");
                 }
                 if matches!(event, Event::Exhaust(_)) {
@@ -139,7 +139,7 @@ proptest! {
         }
     }
 
-    /// Each of `n` units of a class with frames runs once in `n` decisions.
+    /// `n` units of a class have frames. Each of them runs once in `n` decisions.
     #[test]
     fn a_class_is_first_in_first_out(
         classes in proptest::collection::vec(1..=3_u64, 1..SLOTS),
@@ -157,7 +157,7 @@ proptest! {
         }
     }
 
-    /// A unit waits for no more batches than the units above have tokens for.
+    /// A unit waits for no more batches than the tokens of the units above pay for.
     #[test]
     fn tokens_of_earlier_classes_bound_starvation(
         above in proptest::collection::vec((1..=7_u64, 0..6_u32), 0..SLOTS - 1),
@@ -184,7 +184,8 @@ proptest! {
         prop_assert!(decisions <= bound, "{decisions} of {bound}");
     }
 
-    /// Silent units in earlier classes cost a unit only the looks that demote them, once.
+    /// Silent units in earlier classes cost a unit only the looks that demote them. This happens
+    /// once.
     #[test]
     fn silent_units_fall_out_of_the_way(silent in 1..SLOTS - 1) {
         let mut hbs = BatchScheduler::new(SLOTS, Readiness::Demotion);

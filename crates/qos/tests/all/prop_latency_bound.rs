@@ -1,6 +1,6 @@
-//! The latency bound against a small model of a worker with real buckets and a real scheduler.
-//! Neighbours behave arbitrarily, and one port stays within what it bought. None of its frames may
-//! wait longer than the bound.
+//! Compares the latency bound with a small model of a worker with real buckets and a real
+//! scheduler. Neighbours behave arbitrarily, and one port stays within its purchase. None of its
+//! frames may wait longer than the bound.
 
 use std::collections::VecDeque;
 
@@ -10,10 +10,10 @@ use penstock_qos::latency_bound::{Batches, Core, GLANCES, Member, Surplus, worst
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 use proptest::prelude::*;
 
-/// A core of 1 GHz, so that a cycle is a nanosecond.
+/// Frequency of the core, 1 GHz, so that a cycle is a nanosecond.
 const HZ: u64 = 1_000_000_000;
 const REFILL: u64 = 50_000;
-/// Cycles that are simulated.
+/// Duration of the simulation in cycles.
 const END: u64 = 20_000_000;
 
 /// A pseudorandom generator (xorshift).
@@ -67,7 +67,7 @@ fn port(random: &mut Random, class: u64, share: u64, minmax: bool) -> Port {
     }
 }
 
-/// What the port under test may still send at once while it stays within its purchase.
+/// Cycles that the port under test may still send at once while it stays within its purchase.
 struct Allowance {
     level: u64,
     burst: u64,
@@ -124,7 +124,7 @@ impl World {
         Self { ports, buckets, hbs, random, allowance, now, refilled, throttled, passed, worst }
     }
 
-    /// Adds all frames that arrived up to now.
+    /// Adds all frames that arrived up to now to the rings.
     fn arrive(&mut self) {
         let random = &mut self.random;
         for (slot, port) in self.ports.iter_mut().enumerate() {
@@ -214,7 +214,7 @@ impl World {
     }
 }
 
-/// The first port is the one under test. `random` chooses the classes of the others and their
+/// The first port is the port under test. `random` chooses the classes of the others and their
 /// shares in thousandths.
 fn world(seed: u64, others: u64, minmax: bool) -> (World, Option<u64>) {
     let mut random = Random(seed | 1);
@@ -252,8 +252,8 @@ proptest! {
 
 #[test]
 fn the_bound_is_within_a_small_factor_of_reality() {
-    // Among many strict populations, one comes within a factor of 2 of its bound, so the bound is
-    // not arbitrary.
+    // Among many strict populations, one comes within a factor of 2 of its bound. The bound is
+    // therefore not arbitrary.
     let closest = (1..200_u64).filter_map(|seed| {
         let (mut world, bound) = world(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15), 4, false);
         let bound = bound?;

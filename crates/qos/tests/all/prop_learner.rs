@@ -55,7 +55,7 @@ proptest! {
         let ports: Vec<Terms> = (ports.iter())
             .map(|(rate, size, cost, place)| terms(*rate, *size, f64::from(*cost), places[*place]))
             .collect();
-        // Capacity for all sold cycles, on any worker, and some to spare.
+        // The capacity covers all sold cycles, on any worker, with some to spare.
         let sold: u64 = ports.iter().map(|terms| terms.base.0).sum();
         let capacity = [CyclesPerSecond(sold + spare), CyclesPerSecond(sold)];
         let mut learner = Learner::new(LearnConfig::default(), &capacity);
@@ -79,7 +79,7 @@ proptest! {
         wrong_size in prop_oneof![64..900_u64, 1_150..9_000_u64],
         steps in prop::collection::vec(any::<bool>(), 1..60),
     ) {
-        // Declared are 1,024 bytes. `steps` says what it sends instead.
+        // The declared size is 1,024 bytes. `steps` says which sizes the port sends instead.
         let terms = terms(800, 1_024, float(cost), WorkerSet::one(0));
         let base = terms.base;
         let mut learner = Learner::new(LearnConfig::default(), &[CyclesPerSecond(base.0 * 10)]);
@@ -133,7 +133,8 @@ proptest! {
             };
             learner.step([(PortId(0), seen)]);
             if at >= 8 {
-                // Its entitlement divided by the true cost of a frame, relative to its purchase.
+                // The port's entitlement divided by the true cost of a frame, relative to its
+                // purchase.
                 let share = float(now.0) / truth / (800e6 / 8.0 / 1_024.0) - 1.0;
                 worst = worst.max(share.abs());
                 sum += share;

@@ -1,4 +1,4 @@
-//! Invariants of policers for any traffic: the bound on what passes, and no loss for a source
+//! Invariants of policers for any traffic: the bound on passed frames, and no loss for a source
 //! within its limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,8 @@ fn run(policer: &Policer, stream: &[(u64, Size)]) -> Vec<Arrival> {
     stream.iter().map(&mut mark).collect()
 }
 
-/// In 1/8e9 byte: no window passes more than the depth (or one frame) and the rate's worth.
+/// Checks, in 1/8e9 byte, that no time window passes more than the depth (or one frame) and what
+/// the rate yields.
 fn within(
     arrivals: &[Arrival],
     rate: u64,
@@ -119,7 +120,7 @@ proptest! {
     ) {
         let limit = Limit::SingleRate { cir: BitsPerSecond(cir), cbs, ebs: 0 };
         let policer = Policer::new(Spec::new(limit).unwrap());
-        // Time for the frame and to fill the bucket.
+        // The time in which the bucket earns the frame and fills.
         let worth = (u128::from(bytes) + u128::from(cbs)) * 8_000_000_000 / u128::from(cir) + 1;
         let step = u64::try_from(worth).unwrap();
         for n in 1..20 {
@@ -199,7 +200,7 @@ fn threads_share_one_limit() {
             });
         }
     });
-    // 40 ms at 100 bytes per microsecond, at ten times the rate.
+    // The flood lasts 40 ms at 100 bytes per microsecond, at ten times the rate.
     policer.refill(Nanos(clock.load(Ordering::Relaxed)));
     let left = u64::try_from(policer.levels().0).unwrap();
     let all = 4_000_000 + u64::from(cbs);

@@ -28,7 +28,8 @@ fn run(shaper: &mut Shaper, frames: &[(u64, u32)]) -> Vec<(u64, u64, u32)> {
     frames.iter().map(&mut one).collect()
 }
 
-/// In order, and in any window no more than `depth` bytes and what the rate brings.
+/// Checks that departures are in order, and that no window has more than `depth` bytes and what the
+/// rate yields.
 fn bounded(sent: &[(u64, u64, u32)], rate: u64, depth: u64) -> Result<(), TestCaseError> {
     for (came, went, _) in sent {
         prop_assert!(went >= came);
@@ -68,13 +69,14 @@ proptest! {
         let worth = rate * period / 8_000_000_000 + 1;
         let longest = frames.iter().map(|(_, bytes)| u64::from(*bytes)).max().unwrap();
         let sent = run(&mut Shaper::TokenBucket(bucket), &frames);
-        // Its depth, plus one period's tokens beyond the time inside the window.
+        // The bound is the bucket's depth, plus one period's tokens beyond the time inside the
+        // window.
         let depth = worth + u64::from(FRAME);
         bounded(&sent, rate, depth.max(longest) + worth)?;
     }
 
-    /// A VM that always has a frame, from any initial window: after ten seconds every group's
-    /// spacing lies in the window, and the mean is the rate.
+    /// A VM always has a frame, from any initial window. After ten seconds every group's spacing
+    /// lies in the window, and the mean is the rate.
     #[test]
     fn spacing_stays_in_the_window_in_steady_state(
         rate in 256_000..20_000_000_u64, off in 0.25..4.0_f64, seed in any::<u64>(),
@@ -107,7 +109,8 @@ proptest! {
         prop_assert!(off <= due * 0.01 + 2.0 * f64::from(FRAME), "{sent} of {due}");
     }
 
-    /// The same for frames that depart in groups: groups are spaced, and the mean is the rate.
+    /// The same holds for frames that depart in groups: groups are spaced, and the mean is the
+    /// rate.
     #[test]
     fn groups_are_spaced_where_frames_are_too_short_for_it(
         rate in 20_000_000..1_000_000_000_u64, seed in any::<u64>(),

@@ -1,4 +1,4 @@
-//! A port on several workers gets what it bought to within 1 %, wherever it sends.
+//! A port on several workers gets its purchase to within 1 %, on whichever workers it sends.
 
 use penstock_qos::c2tb::{BucketSet, Mode, Terms};
 use penstock_qos::share::{Owner, forecast, settle};
@@ -8,13 +8,13 @@ use proptest::prelude::*;
 const HZ: u64 = 2_200_000_000;
 const INTERVAL: u64 = 110_000;
 
-/// A worker's bucket for the port, and what the worker and the port's home noted about it.
+/// A worker's bucket for the port, and the notes about it by the worker and the port's home.
 struct Side {
     set: BucketSet,
-    /// Total that the home assigned, and the part of it that is booked.
+    /// Total that the home assigned. The next field is the part of this total that is booked.
     told: i64,
     booked: i64,
-    /// Published level, and what was booked by then.
+    /// Published level, and the total that was booked when it was published.
     note: (i64, i64),
     /// Level and time of the last publication.
     noted: (i64, u64),
@@ -88,7 +88,7 @@ proptest! {
     ) {
         let entitlement = HZ / 100 * percent;
         let part = entitlement / workers as u64;
-        // As the worker sets it: some milliseconds of its part.
+        // The depth is as the worker sets it: some milliseconds of its part.
         let depth = part * 4 / 1_000 + HZ / 40_000;
         let (entitlement_here, weight) = (CyclesPerSecond(part), Weight::ONE);
         let depth_here = Cycles(depth);
@@ -116,7 +116,7 @@ proptest! {
         }
         let due = u128::from(elapsed) * u128::from(entitlement) / u128::from(HZ);
         let due = u64::try_from(due).unwrap();
-        // Buckets may end fuller or emptier than they started.
+        // Buckets may be fuller or emptier at the end than at the start.
         let slack = workers as u64 * (depth + batch);
         prop_assert!(charged <= due + due / 100 + slack, "{charged} of {due}");
         prop_assert!(charged + due / 100 + slack >= due, "{charged} of {due}");

@@ -1,12 +1,13 @@
-//! VTRR against the published rules, computed in fractions: the same schedule, and every cycle
-//! exact.
+//! Compares VTRR with the published rules, computed in fractions: the schedule is the same, and
+//! every cycle is exact.
 
 use penstock_qos::discipline::Discipline;
 use penstock_qos::vtrr::{CLIENTS_MAX, Vtrr};
 use penstock_units::Weight;
 use proptest::prelude::*;
 
-/// The rules for clients that stay, by their turns: VFT = (turns + 1)/S, QVT = all turns/sum(S).
+/// The rules for clients that stay, in numbers of turns: VFT = (turns + 1)/S, QVT = all
+/// turns/sum(S).
 struct Published {
     shares: Vec<u128>,
     turns: Vec<u128>,
@@ -81,7 +82,7 @@ proptest! {
         check(weights)?;
     }
 
-    /// Even with the largest weights, the rounding of virtual times must not show.
+    /// Even with the largest weights, the rounding of virtual times does not change the schedule.
     #[test]
     fn the_schedule_holds_for_the_largest_weights(
         weights in prop::collection::vec(prop_oneof![1_u64..=3, 9_900..=10_000_u64], 2..=8),
@@ -103,7 +104,7 @@ proptest! {
             vtrr.join(slot, Weight::new(*weight).unwrap());
             vtrr.backlogged(slot, 64);
         }
-        // Clients 0 and 1 stay.
+        // Clients 0 and 1 stay for the whole test.
         let mut there = vec![true; weights.len()];
         let mut had = [0_u64; 2];
         for (slot, turns) in events {
@@ -121,7 +122,8 @@ proptest! {
             }
         }
         let (a, b) = (had[0] * weights[1], had[1] * weights[0]);
-        // Each may be off by what the order allows within a cycle, which a join may cut short.
+        // Each client may be off by the amount that the order allows within a cycle. A join may cut
+        // a cycle short.
         let slack = 2 * weights[0] * weights[1] * 2 + weights[0].max(weights[1]);
         prop_assert!(a.abs_diff(b) <= slack, "{had:?} of {:?}", &weights[..2]);
     }

@@ -1,4 +1,4 @@
-//! Guarantees of `wfq`, also while weights change: due bytes by weight for any sizes, no unused
+//! Guarantees of `wfq`, also while weights change: bytes by weight for any sizes, no unused
 //! capacity, no starvation, and no lost or reordered frames.
 
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ impl Lengths {
         self.0 >> 33
     }
 
-    /// A length by kind of queue: short frames, an MTU, large segments, or a mix.
+    /// A length for a kind of queue: short frames, an MTU, large segments, or a mix.
     fn of(&mut self, kind: usize) -> u32 {
         let octave = self.next() % 11;
         let bytes = match kind % 4 {
@@ -37,7 +37,7 @@ impl Lengths {
     }
 }
 
-/// Queues that always have two frames, except those that sleep. Frames are numbered by queue.
+/// Queues that always have two frames, except the sleeping queues. Frames are numbered by queue.
 struct Bed {
     wfq: Wfq<u32>,
     lengths: Lengths,
@@ -71,7 +71,7 @@ impl Bed {
         }
     }
 
-    /// Sends a frame, which must be its queue's oldest. Returns its queue and bytes.
+    /// Sends a frame, which must be its queue's oldest. Returns the queue and the frame's bytes.
     fn next(&mut self) -> Option<(usize, u64)> {
         let gone = self.wfq.next(Nanos(0), |_, _| unreachable!())?;
         assert_eq!(self.waiting[gone.queue].pop_front(), Some(gone.item));
@@ -88,7 +88,7 @@ impl Bed {
     }
 }
 
-/// Checks that each gets its due bytes within max(0.1 %, two segments).
+/// Checks that each queue gets its share of bytes within max(0.1 %, two segments).
 fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
     let all: u64 = sent.iter().sum();
     let sum: u64 = weights.iter().sum();
@@ -139,8 +139,8 @@ proptest! {
         }
     }
 
-    /// When some queues fall silent, the others share the whole output. Shares return with the
-    /// queues.
+    /// When some queues fall silent, the others share the whole output. When these queues send
+    /// again, they get their shares back.
     #[test]
     fn an_idle_queues_share_is_used_by_the_others_at_once(
         weights in weights(), idle in 1..QUEUES_MAX, seed in any::<u64>(),
@@ -167,7 +167,8 @@ proptest! {
         prop_assert!(bed.wfq.is_empty() && bed.waiting.iter().all(VecDeque::is_empty));
     }
 
-    /// New weights apply from when they are set. Waiting frames leave, each queue's in order.
+    /// New weights apply from when they are set. All waiting frames leave, and each queue's frames
+    /// leave in order.
     #[test]
     fn weights_change_while_frames_wait(
         changes in prop::collection::vec(prop::collection::vec(1..=100_u64, 8), 2..6),
@@ -188,8 +189,8 @@ proptest! {
         }
     }
 
-    /// For any order of events, every accepted frame leaves or is reported lost, in its queue's
-    /// order.
+    /// For any order of events, every accepted frame leaves in its queue's order or is reported
+    /// lost.
     #[test]
     fn no_frame_is_lost_or_reordered(
         steps in prop::collection::vec(

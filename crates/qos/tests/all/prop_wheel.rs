@@ -1,5 +1,5 @@
-//! The wheel against a list: for any arming, moving and cancelling, no entry fires early, more than
-//! a slot late, twice, or never.
+//! Compares the wheel with a list. For any arming, moving and cancelling, no entry fires early,
+//! more than a slot late, twice, or never.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ enum Event {
     Arm(usize, u64),
     Cancel(usize),
     Pass(u64),
-    /// To just when the wheel asks to be called.
+    /// Advances to just the time at which the wheel must be called.
     Jump,
 }
 
@@ -85,7 +85,7 @@ proptest! {
                         prop_assert!(model.is_empty());
                         continue;
                     };
-                    // Before that time no entry is due.
+                    // Before the time that the wheel returns, no entry is due.
                     let before = next.0.saturating_sub(1).max(now);
                     prop_assert_eq!(wheel.expire(Nanos(before)), None);
                     now = now.max(next.0);

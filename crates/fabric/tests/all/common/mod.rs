@@ -1,5 +1,5 @@
-//! Shared by the property tests: small random datacenters and requests, and an independent audit of
-//! the ledger.
+//! Code that the property tests share: small random datacenters and requests, and an independent
+//! audit of the ledger.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use penstock_fabric::topology::{LinkId, NodeId, Regular, Tier, Topology};
 use penstock_units::BitsPerSecond;
 use proptest::prelude::*;
 
-/// Two or three tiers with at most 8 servers.
+/// Regular trees with two or three tiers and at most 8 servers.
 pub fn regular() -> impl Strategy<Value = Regular> {
     let tier = |fan_out: core::ops::RangeInclusive<u32>| {
         (fan_out, 1_u32..=2, 1_u64..=12).prop_map(|(fan_out, uplinks, rate)| Tier {
@@ -28,7 +28,7 @@ pub fn regular() -> impl Strategy<Value = Regular> {
     })
 }
 
-/// Equal guarantees, with an optional bound per server or rack.
+/// Requests with equal guarantees and an optional bound per server or rack.
 pub fn uniform(most: u32) -> impl Strategy<Value = Request> {
     (1..=most, 1_u64..=4, prop::option::of((0_usize..=1, 1_u32..=4))).prop_map(
         |(vms, rate, bound)| {
@@ -44,7 +44,7 @@ pub fn uniform(most: u32) -> impl Strategy<Value = Request> {
     )
 }
 
-/// Two classes of VMs with different rates.
+/// Requests with two classes of VMs that have different rates.
 pub fn mixed() -> impl Strategy<Value = Request> {
     let class = (1_u32..=3, 1_u64..=4, 1_u64..=4).prop_map(|(vms, send, recv)| VmClass {
         vms,
@@ -76,7 +76,7 @@ pub fn path(topology: &Topology, server: NodeId, root: NodeId) -> Vec<LinkId> {
     all.into_iter().next().unwrap()
 }
 
-/// What a tenant must have reserved, computed from its VMs alone.
+/// The entry that a tenant must have reserved, computed from its VMs alone.
 pub fn entry_of(
     topology: &Topology,
     request: &Request,
@@ -96,7 +96,7 @@ pub fn entry_of(
     Entry { slots: slots.into_iter().collect(), links }
 }
 
-/// Panics unless every tenant has exactly what it must have and the ledger agrees.
+/// Panics unless every tenant has exactly the entry that it must have and the ledger agrees.
 pub fn audit(datacenter: &Datacenter) {
     let (topology, ledger) = (datacenter.topology(), datacenter.ledger());
     let mut up = vec![0_u64; topology.links()];

@@ -15,7 +15,7 @@ fn smooth(rate: u64) -> Smooth {
     Smooth::new(BitsPerSecond(rate)).unwrap()
 }
 
-/// Departures until `secs` of a VM that always has a frame.
+/// Departures until second `secs` of a VM that always has a frame.
 fn backlogged(smooth: &mut Smooth, bytes: u32, secs: u64) -> Vec<(Nanos, u32)> {
     let mut sent = Vec::new();
     loop {
@@ -118,6 +118,6 @@ fn an_idle_minute_earns_no_more_than_the_depth() {
     while smooth.depart(Nanos(from), 1_000) <= Nanos(from + SEC) {
         passed += 1_000;
     }
-    // 50 ms and a second, at a byte per microsecond.
+    // The bound is 50 ms and a second, at a byte per microsecond.
     assert!((1_000_000..=1_050_000).contains(&passed), "{passed}");
 }

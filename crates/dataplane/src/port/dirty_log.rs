@@ -19,7 +19,6 @@
 //! # Cost
 //! None without a log: a ring asks once a burst whether it has anything to record
 //! (`SplitRing::publish`).
-//! log: a ring asks once a burst whether it has anything to record, see `SplitRing::publish`.
 
 use core::sync::atomic::Ordering;
 use std::fs::File;

@@ -6,11 +6,11 @@
 //! and the switch that succeeds this one after a crash (the inflight region).
 //!
 //! # Approach
-//! Both records follow from the used entries of a burst, so both are written when these become
-//! visible, in a separate function. A ring without records pays one comparison a burst (datapath
-//! rule 24). Walking the returned chains again tells where the ring wrote. A guest that rewrites
-//! its chains meanwhile gets a wrong copy of its own memory. Nothing here allocates or frees once a
-//! worker has the ring.
+//! Both records follow from the used entries of a burst, so a separate function writes both when
+//! these entries become visible. A ring without records pays one comparison per burst (datapath
+//! rule 24). The function walks the returned chains again to find where the ring wrote. A guest
+//! that rewrites its chains meanwhile gets a wrong copy of its own memory. Once a worker has the
+//! ring, this module neither allocates nor frees memory.
 #![allow(unsafe_code, reason = "reads back the used ring; the invariant is stated")]
 
 use core::sync::atomic::{AtomicU16, Ordering};
@@ -52,7 +52,7 @@ pub struct RingAddresses {
 
 impl SplitRing {
     /// Records the ring's progress in `inflight` from now on, after resubmitting the chains that a
-    /// predecessor left there. Allocates, so it is for rings that no worker has yet.
+    /// predecessor left there. Only for rings that no worker has yet, because it allocates.
     pub fn track(&mut self, inflight: SplitInflight) {
         let available = self.word(self.available, 1).load(Ordering::Acquire);
         let heads = inflight.recover(self.next_used, available);

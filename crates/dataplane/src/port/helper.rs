@@ -116,7 +116,7 @@ fn open_tun() -> io::Result<OwnedFd> {
 }
 
 /// Makes a descriptor in a namespace: a name under `/run/netns` or a path, `None` for the namespace
-/// of the process. Asks the helper if the process may not do it itself.
+/// of the process. Asks the helper if the process lacks the permission.
 pub(super) fn descriptor(
     netns: Option<&Path>,
     object: &str,
@@ -140,7 +140,7 @@ pub(super) fn descriptor(
     }
 }
 
-/// Changes the owner of a socket's inode. Asks the helper if the process may not do it itself.
+/// Changes the owner of a socket's inode. Asks the helper if the process lacks the permission.
 pub(super) fn give(inode: &File, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
     let change = change_owner(inode, owner.unwrap_or(STAYS), group.unwrap_or(STAYS));
     let Err(refused) = change else { return Ok(()) };

@@ -91,7 +91,7 @@ impl SplitRing {
         self.call.replace(call)
     }
 
-    /// Interrupts the driver, even if it did not ask for it.
+    /// Interrupts the driver, even if the driver did not enable interrupts.
     pub fn interrupt(&mut self) {
         self.call.interrupt();
     }
@@ -105,8 +105,8 @@ impl SplitRing {
         }
     }
 
-    /// Moves the ring to another map of the same guest, and returns the previous map, to which it
-    /// keeps no pointers. Must be called between two batches.
+    /// Moves the ring to another map of the same guest, and returns the previous map, to which the
+    /// ring then has no pointers. Must be called between two batches.
     ///
     /// # Errors
     /// [`RingError::Address`] if a part of the ring is not in `memory`. The ring is then unchanged.
@@ -205,7 +205,7 @@ impl SplitRing {
     /// Marks the first `len` bytes of the buffer that begins at descriptor `head`.
     fn log_buffer(&mut self, log: &RingLog, head: u16, len: u32) {
         let mut pieces = [Piece::NONE; PIECES_MAX];
-        // If the chain is no longer valid, the guest changed it after it was written to.
+        // If the chain is no longer valid, the guest changed it after the switch wrote to it.
         let count = self.walk(head, F_WRITE, &mut pieces, &mut { CHAIN_MAX }).unwrap_or(0);
         let mut left = u64::from(len).min((VNET_HDR_LEN + FRAME_MAX) as u64);
         for piece in &pieces[..count] {

@@ -5,14 +5,14 @@
 //! be written into that file.
 //!
 //! # Approach
-//! The plan is stored apart. It is applied to each configuration before that runs, in the same
-//! change: the code point of each tenant, and weights and map of the uplink.
+//! The plan is stored separately. It sets the code point of each tenant, and weights and map of the
+//! uplink. It is applied to each configuration before the configuration runs, in the same change.
 //!
 //! A tenant that the plan does not name shares queue 0, with code point 0, so that no VM takes
-//! another tenant's queue. Before the first plan all tenants do. A tenant whose rates the plan
-//! limits may not exceed them, unless the configuration has its own limits: in a shared queue only
-//! limits protect the others. A tenant that the plan names and the host does not have is no
-//! mistake. Its VMs may arrive later, and then get their code point.
+//! another tenant's queue. Before the first plan all tenants share queue 0. If the plan limits a
+//! tenant's rates, the limits apply unless the configuration has its own. In a shared queue only
+//! limits protect the other tenants. The plan may name a tenant that the host does not have. Its
+//! VMs may arrive later, and then get their code point.
 
 use std::collections::BTreeMap;
 
@@ -25,11 +25,12 @@ use crate::config::{
 
 const WEIGHT_MAX: u32 = 10_000;
 
-/// Depth of a policer: a twentieth of a second at its rate, and at least two segments of 64 KiB.
+/// Determines the depth of a policer: a twentieth of a second at its rate, and at least two
+/// segments of 64 KiB.
 const BURSTS_PER_SECOND: u64 = 20;
 const BURST_MIN: u32 = 131_072;
 
-/// A plan for a host: the whole state, never a difference.
+/// A plan for a host. It is the whole state, never a difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FabricTerms {
     /// The code point of each tenant, 0 to 63. With 0 the tenant shares queue 0.

@@ -46,9 +46,9 @@ pub struct FabricTerms {
 /// Limits of a tenant that shares queue 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Guarantee of the tenant's VMs here for sending together, in bits per second.
+    /// Guaranteed sending rate of all VMs of the tenant on this host together, in bits per second.
     pub send: u64,
-    /// Guarantee for receiving, in bits per second.
+    /// Guaranteed receiving rate of these VMs together, in bits per second.
     pub receive: u64,
     /// Limit as a part of both guarantees, in thousandths; at least 1000.
     pub headroom_permille: u32,
@@ -67,9 +67,9 @@ pub(super) struct Overlay {
 /// [`Held`] as limits of the data path.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Limit on what the tenant sends, in a lane of the uplink where frames wait.
+    /// Limit on the tenant's sending rate, in a lane of the uplink in which frames wait.
     ceiling: BitsPerSecond,
-    /// The same limit without a lane: frames above are dropped.
+    /// The same limit without a lane: frames above the limit are dropped.
     send: EgressPolicer,
     receive: EgressPolicer,
 }
@@ -99,7 +99,8 @@ impl Overlay {
         Ok(Self { code_points: terms.code_points.clone(), held, uplink, ports })
     }
 
-    /// The configuration with the plan; unchanged if the host is in no fabric.
+    /// Adds the plan to a configuration. If the host is in no fabric, the configuration stays
+    /// unchanged.
     pub(super) fn over(&self, mut config: HostConfig) -> HostConfig {
         if let Some(switch) = &config.switch {
             let nothing = Laid::default();
@@ -134,7 +135,7 @@ impl Overlay {
         config
     }
 
-    /// A configuration that ran with this plan, without the plan's limits.
+    /// Removes the plan's limits from a configuration that ran with this plan.
     pub(super) fn off(&self, mut config: HostConfig) -> HostConfig {
         for tenant in &mut config.tenants {
             if let Some(limits) = self.held.get(&tenant.name) {
@@ -165,7 +166,7 @@ fn policer(rate: u64) -> EgressPolicer {
 pub(super) struct Laid {
     weights: Vec<Weight>,
     map: BTreeMap<CodePoint, u8>,
-    /// Least number of queues.
+    /// Minimum number of queues.
     queues: u8,
 }
 

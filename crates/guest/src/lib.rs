@@ -14,8 +14,8 @@
 //! | [`mac`], [`clock`] | Ethernet addresses as text; reading the clock |
 //!
 //! # Unsafe code
-//! It is in `driver::memory` (the mapping), `driver::session` (descriptors passed to the protocol
-//! crate) and `endpoint::tap` (ioctls), and nowhere else.
+//! Unsafe code is in `driver::memory` (the mapping), `driver::session` (descriptors passed to the
+//! protocol crate) and `endpoint::tap` (ioctls), and nowhere else.
 #![allow(missing_docs, reason = "a crate of this workspace only; comments say what names do not")]
 #![deny(unsafe_code)]
 

@@ -122,8 +122,8 @@ pub enum Reach {
 /// Restores the original policies of the threads in the table. Returns how many of them were
 /// real-time before.
 ///
+/// # Errors
 /// The table cannot be read. Threads that are gone or were changed by others stay unchanged.
-/// The table cannot be read. Threads that are gone or were changed by others are left alone.
 pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
     let mut taken = 0;
     for (slot, entry) in table.entries()? {

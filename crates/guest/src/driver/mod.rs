@@ -9,8 +9,8 @@
 //! protocol as implemented by the front end of the `vhost` crate.
 //!
 //! # Quantities
-//! Ring sizes are powers of two up to [`MAX_RING_SIZE`]. A slot is one transmit buffer (bytes,
-//! header included); a buffer is one receive buffer.
+//! Ring sizes are powers of two up to [`MAX_RING_SIZE`]. A slot is one transmit buffer, and a
+//! buffer is one receive buffer. Sizes are in bytes and include the header.
 //!
 //! # Approach
 //! A [`VirtioNet`] is one device: guest memory, queue pairs and the session with the switch. Each
@@ -24,8 +24,8 @@
 //! packed ring's descriptors change with every use.
 //!
 //! # Departures
-//! There is no control queue and no configuration space, because vhost-user carries neither for a
-//! data-path test.
+//! There is no control queue and no configuration space, because a data-path test over vhost-user
+//! needs neither.
 
 mod device;
 mod error;

@@ -148,7 +148,7 @@ impl<T: Copy> Producer<T> {
         self.shared.producer().store(self.next, Ordering::Release);
     }
 
-    /// Publishes `index`, whether or not it is true.
+    /// Publishes any `index`, also a false one.
     pub(super) fn show(&self, index: u32) {
         self.shared.producer().store(index, Ordering::Release);
     }
@@ -207,7 +207,7 @@ impl<T: Copy> Consumer<T> {
         Some(entry)
     }
 
-    /// Publishes `index`, whether or not it is true.
+    /// Publishes any `index`, also a false one.
     pub(super) fn show(&self, index: u32) {
         self.shared.consumer().store(index, Ordering::Release);
     }

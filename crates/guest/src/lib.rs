@@ -1,8 +1,8 @@
 //! The guest's side of the switch: it plays the part of a VM or of a namespace's NIC.
 //!
 //! # Purpose
-//! The crate has its own driver of vhost-user virtio-net, a load generator that keeps rings full
-//! from one core, and endpoints that put the real kernel stack of a network namespace behind a
+//! The crate has its own driver of vhost-user virtio-net and a load generator that keeps rings full
+//! from one core. Its endpoints put the real kernel stack of a network namespace behind a
 //! vhost-user port. `penstock endpoint`, `penstock calibrate` and the lab's experiments use it.
 //!
 //! | Module | Content |

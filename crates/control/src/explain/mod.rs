@@ -30,7 +30,7 @@
 //! [`NOTICEABLE_PERMILLE`] are no evidence.
 //!
 //! # Cost
-//! The workers do nothing more. The daemon reads existing counters once a second into a ring of
+//! The workers do nothing more. The daemon reads existing counters once per second into a ring of
 //! [`history::SECONDS`] readings.
 //!
 //! # Departures

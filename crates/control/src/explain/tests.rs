@@ -182,7 +182,8 @@ fn an_empty_bucket_on_an_idle_core_is_its_entitlement_however_little_it_used() {
         growth.ports[0].reading.throttled = 2_000_000_000;
         let answer = ask(&growth);
         assert_eq!(answer.found(), Limit::Entitlement, "{bought}: {}", answer.why);
-        // If other ports or other programs fill the core, the core is the limit.
+        // If other ports fill the core, the neighbours are the limit. If the host took the core
+        // away, the core is the limit.
         growth.workers = full_core().workers;
         assert_eq!(ask(&growth).found(), Limit::Neighbours);
         growth.workers = idle_core().workers;

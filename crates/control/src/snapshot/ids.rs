@@ -15,8 +15,8 @@ pub struct IdTable {
 
 impl IdTable {
     /// The table for `config`. Existing names keep their number. A removed name's number is used
-    /// again only if no other number below `limit` is free, so that the snapshots before and after
-    /// a change do not give one number two meanings. Otherwise the table is as small as possible.
+    /// again only if no other number below `limit` is free. A number thus has the same meaning in
+    /// the snapshots before and after a change. Otherwise the table is as small as possible.
     #[must_use]
     pub fn next(&self, config: &HostConfig) -> Self {
         let networks = Networks::new(config.tenants.iter().map(Some));

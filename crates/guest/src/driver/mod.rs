@@ -1,8 +1,8 @@
 //! The driver side of a vhost-user virtio-net device, which plays the VM.
 //!
 //! # Problem
-//! Tests, benchmarks and endpoints need a guest that is cheaper than QEMU, that can choose every
-//! feature bit and ring size, and that can also be hostile on purpose.
+//! Tests, benchmarks and endpoints need a guest that is cheaper than QEMU. It must be able to
+//! choose every feature bit and ring size, and to be hostile on purpose.
 //!
 //! # Source
 //! Virtio 1.2 §2.7 and §2.8 (split and packed virtqueues), §5.1 (network device); the vhost-user

@@ -1,9 +1,9 @@
 //! The transmit queue: slots of guest memory, filled in place.
 //!
-//! A slot is a header followed by a frame. [`TxQueue::take`] lends a free slot, the caller fills it
-//! through [`TxQueue::slot_mut`], a `push` gives it to the ring, and [`TxQueue::reclaim`] takes it
-//! back when the device has used it. No call blocks and no frame is dropped: if the ring is full,
-//! `take` returns `None`.
+//! A slot is a header followed by a frame. [`TxQueue::take`] lends a free slot, and the caller
+//! fills the slot through [`TxQueue::slot_mut`]. A `push` gives the slot to the ring, and
+//! [`TxQueue::reclaim`] takes it back when the device has used it. No call blocks and no frame is
+//! dropped: if the ring is full, `take` returns `None`.
 
 use std::collections::VecDeque;
 

@@ -45,8 +45,8 @@ impl LinkId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(u32);
 
-/// A link that recomputes more often than this in one [`Rates::settle`] moves only half way to a
-/// new offer, and treats offers that differ by less than [`NEAR`] as equal.
+/// If a link recomputes more often than this in one [`Rates::settle`], it moves only half way to a
+/// new offer. It also treats offers that differ by less than [`NEAR`] as equal.
 const TURNS_FREE: u32 = 8;
 /// A link that has recomputed this often stops.
 const TURNS_MAX: u32 = 64;

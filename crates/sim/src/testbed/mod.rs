@@ -10,8 +10,8 @@
 //! Workers, classifier, cycle buckets and schedule are those of the data path. The simulation
 //! replaces their surroundings:
 //!
-//! - Ports create a frame's header when it is taken and forget it when it is delivered, so no frame
-//!   is stored and no event is posted per frame.
+//! - Ports create a frame's header when the frame is taken and forget it when the frame is
+//!   delivered. No frame is stored and no event is posted per frame.
 //! - The uplink is a link of a given rate behind a finite ring.
 //! - The second server and the clients are modelled.
 //! - Costs ([`Costs`]) are fixed before the run, and no cost model sees them.

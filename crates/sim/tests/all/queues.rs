@@ -137,8 +137,9 @@ fn tenants_get_their_shares_and_nothing_is_dropped() {
     all_add_up(&case);
 }
 
-/// Every tenant gets its share of the bytes over 10 s, within 0.1 % or two of the longest segments,
-/// for any number of tenants and any frame sizes. A tenant's VMs get equal parts.
+/// Every tenant gets its share of the bytes over 10 s, for any number of tenants and any frame
+/// sizes. The error is at most 0.1 % or two of the longest segments. A tenant's VMs get equal
+/// parts.
 fn shares_hold(tenants: u16, link: u64) {
     const VMS: [&[usize]; 5] = [&[60], &[60, 1_514], &[1_514], &[600, 65_000], &[65_000, 9_000]];
     const SEGMENT: u64 = 65_000;

@@ -160,7 +160,7 @@ fn unused_shares_go_to_others_and_due_frames_are_never_dropped() {
     let mut case = uplink(&WorldConfig::default(), map, &tenants);
     let end = Nanos::from_millis(400);
     case.offer(0, 2 * LINK, end);
-    // The first VM offers far less than its half, and another queue is empty.
+    // The second VM offers far less than its half, and another queue is empty.
     case.offer(1, LINK / 10, end);
     case.world.run_until(Nanos::from_millis(100));
     let before = case.lanes();

@@ -28,8 +28,8 @@
 //! slice. The lease's priority is below that of a slice, so a due vCPU never waits for it. If two
 //! vCPUs with standing leases are woken, the second waits for the first. While two vCPUs have
 //! standing leases, both are thus examined in every slot, and the waiting one is owed a slice
-//! within its deadline. If only one vCPU has a standing lease and does not use it for a tick, it is
-//! examined only every tick, as Xen ends a BOOST at ticks.
+//! within its deadline. A single vCPU with a standing lease that it does not use for a tick is
+//! examined only every tick. Xen likewise ends a BOOST at ticks.
 //!
 //! # Refusals and delays
 //! If the kernel refuses to lend to a vCPU, the thread retries after 1 s, and then after twice as

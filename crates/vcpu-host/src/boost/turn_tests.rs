@@ -300,8 +300,8 @@ fn sleeper(deadline_ms: u64, until_ms: u64, work_ms: u64) -> Guest {
     Guest { mode: Mode::Periodic, deadline_ms, script }
 }
 
-/// The sum of half a slice, in which the vCPU may only have answered, and a slice, at whose end the
-/// scheduling thread sees that the vCPU continues.
+/// The sum of half a slice and a slice. In the first half the vCPU may only have answered. At the
+/// end of the slice the scheduling thread sees that the vCPU continues.
 const A_SLICE_AND_A_HALF: Nanos = Nanos(SLICE.0 * 3 / 2);
 
 #[test]

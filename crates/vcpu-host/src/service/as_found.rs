@@ -3,9 +3,9 @@
 //!
 //! If a state cannot be recorded for the watchdog, it is not changed. A released slot of the table
 //! stays unused until the next look, and then other free slots are used first. The reason is that
-//! the previous user may still be about to remove its entry. A cgroup by which no VM is weighed any
-//! more is also kept, because a scheduling thread may set its weight once more before it receives
-//! the order.
+//! the previous user may still be about to remove its entry. If no VM is weighed by a cgroup any
+//! more, the cgroup is also kept. A scheduling thread may set its weight once more before it
+//! receives the order.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

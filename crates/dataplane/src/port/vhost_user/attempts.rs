@@ -1,8 +1,8 @@
 //! Limits how often a failing session is logged.
 //!
 //! # Problem
-//! A hypervisor that does not fit its port connects several times a second for as long as its guest
-//! runs, and fails each time for the same reason.
+//! If a hypervisor does not fit its port, it connects several times per second for as long as its
+//! guest runs. It fails each time for the same reason.
 //!
 //! # Approach
 //! A cause is logged when it is new, and then after pauses that double. The message contains the

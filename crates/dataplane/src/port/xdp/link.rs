@@ -1,8 +1,8 @@
 //! The interface below an AF_XDP port: its settings, and whether it is up.
 //!
 //! # Problem
-//! Frames put into the tx ring of an interface that is down wait there and are sent late, but the
-//! worker must not make a system call to check the interface.
+//! If an interface is down, frames in its tx ring wait there and are sent late. But the worker must
+//! not make a system call to check the interface.
 //!
 //! # Approach
 //! A thread listens to the kernel's messages about interfaces (rtnetlink) and keeps two words that

@@ -57,7 +57,6 @@ pub fn migrate(path: &Path) -> Result<Vec<String>, ConfigErrors> {
     Ok(old)
 }
 
-/// Implements [`parse_on`].
 fn read(text: &str, file: &str, machine: &Machine) -> Result<HostConfig, ConfigErrors> {
     penstock_toml::read(text, file, |root, report| {
         let mut root = root.clone();

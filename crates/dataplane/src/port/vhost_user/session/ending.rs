@@ -103,7 +103,7 @@ impl Session {
     }
 
     /// Why the session failed; `None` if it did not fail. `at_once` says that this session and the
-    /// one before it were short.
+    /// one before it ended at once, because the driver refused the features.
     pub(in super::super) fn failure(&self, end: &Error, at_once: bool) -> Option<String> {
         match end {
             Error::Disconnected | Error::SocketBroken(_) => {}

@@ -1,10 +1,10 @@
-//! The host's one API as data: what clients ask of [`crate::host::Host`], and what it answers.
+//! The host's API as data: the requests of clients to [`crate::host::Host`], and its answers.
 //!
 //! # Source
 //! `proto/penstock/host/v1/host.proto` is the only description. `build.rs` generates these types
-//! from it. They are what the host fills in, what travels by gRPC and what `--json` prints: JSON
-//! has the fields in the order in which the messages declare them, and those functions below change
-//! its form. The gRPC service itself belongs to the program, so this crate needs no gRPC.
+//! from it. The host fills the types in, gRPC transports them, and `--json` prints them. JSON has
+//! the fields in the order in which the messages declare them. The serialization functions below
+//! change its form. The gRPC service itself belongs to the program, so this crate needs no gRPC.
 //!
 //! Configuration objects ([`crate::config`]) travel as text of the configuration file.
 
@@ -44,7 +44,8 @@ struct Waits {
     p50: Option<u64>,
     p99: Option<u64>,
     p99_9: Option<u64>,
-    /// End and number of frames of each part that has frames. The last part may have no end.
+    /// Upper end and number of frames of each interval that has frames. The last interval may have
+    /// no end.
     parts: Vec<(Option<u64>, u64)>,
 }
 
@@ -72,14 +73,15 @@ impl Delays {
         self.counts.iter().sum()
     }
 
-    /// The delay in nanoseconds that so many thousandths of a percent of the frames do not exceed;
-    /// `None` without frames.
+    /// The percentile in nanoseconds: the delay that the given part of the frames, in thousandths
+    /// of a percent, does not exceed. `None` without frames.
     #[must_use]
     pub fn percentile(&self, milli_percent: u32) -> Option<u64> {
         delay_scale::percentile(&self.counts, milli_percent).map(|delay| delay.0)
     }
 
-    /// Frames counted since `before`, a reading of the same name; all of them if `before` has more.
+    /// Frames counted since `before`, a reading of the same name. If `before` has more frames, the
+    /// result is all frames.
     #[must_use]
     pub fn since(&self, before: Option<&Self>) -> Self {
         let old = |at: usize| before.and_then(|b| b.counts.get(at)).copied().unwrap_or(0);
@@ -89,19 +91,19 @@ impl Delays {
     }
 }
 
-/// What limits a port's rate.
+/// The cause that limits a port's rate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// The port cannot pass frames: no driver, no link, a stalled worker.
+    /// The port cannot pass frames, because it has no driver or no link, or its worker is stalled.
     Attachment,
     OwnRate,
     /// The link of this uplink.
     Link(String),
     /// The ring of this receiver; empty if the receiver is gone.
     Destination(String),
-    /// The cycles it purchased.
+    /// The cycles that the port purchased.
     Entitlement,
-    /// Other ports on its core, which keep it below what it purchased.
+    /// Other ports on the port's core, which keep the port below its purchased cycles.
     Neighbours,
     /// The core has no more cycles.
     Core,
@@ -110,7 +112,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Its name in [`Explanation::limit`].
+    /// Name of the limit in [`Explanation::limit`].
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -125,7 +127,7 @@ impl Limit {
         }
     }
 
-    /// The port in [`Explanation::limit_port`]; empty for limits that name none.
+    /// The port in [`Explanation::limit_port`]; empty for limits that name no port.
     #[must_use]
     pub fn port(&self) -> &str {
         match self {
@@ -136,7 +138,7 @@ impl Limit {
 }
 
 impl Explanation {
-    /// What limits the port. A name that is unknown, from a newer daemon, is no limit.
+    /// The cause that limits the port. An unknown name, from a newer daemon, counts as no limit.
     #[must_use]
     pub fn found(&self) -> Limit {
         match self.limit.as_str() {
@@ -152,9 +154,9 @@ impl Explanation {
     }
 }
 
-/// Bits of frames as all rates in bits per second count them, whether sold, policed or shown. They
-/// include the FCS, which counters of bytes leave out: a frame of 64 bytes counts 60 there. A large
-/// segment (TSO) that was not cut yet has one FCS.
+/// Bits of frames as all rates in bits per second count them, whether purchased, policed or shown.
+/// They include the FCS, which counters of bytes exclude: a frame of 64 bytes counts as 60 bytes
+/// there. A large segment (TSO) that was not cut yet has one FCS.
 #[must_use]
 pub const fn bits_of(bytes: u64, frames: u64) -> u64 {
     bytes.saturating_add(frames.saturating_mul(FCS)).saturating_mul(8)

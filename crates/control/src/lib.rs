@@ -1,7 +1,7 @@
 //! The host's API: configuration, validation, snapshots, readings.
 //!
-//! The daemon is the client of [`host::Host`]. Nothing here runs on a worker's path, so locks and
-//! allocation are allowed. Nothing here waits for traffic.
+//! The daemon is the client of [`host::Host`]. This crate does not run on a worker's path, so locks
+//! and allocation are allowed. No function waits for traffic.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
 // Input of a guest or a user must not end the process. Tests fail by panicking.

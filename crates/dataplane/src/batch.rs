@@ -11,7 +11,7 @@
 //! Segment pointers are valid until [`Batch::clear`], so no pointer survives a turn of the worker.
 //!
 //! # Cost
-//! One allocation at start, none afterwards.
+//! A batch allocates memory once, when it is created.
 
 use crate::drop::DropReason;
 use crate::offload::Offload;
@@ -61,8 +61,8 @@ pub enum Verdict {
     Flood(u16),
 }
 
-/// Metadata of a frame, without its bytes: half a cache line. Fields that have the same value in
-/// most new frames are adjacent, so that two or three stores write them.
+/// Metadata of a frame, without its bytes. It fills half a cache line. Fields that have the same
+/// value in most new frames are adjacent, so that two or three stores write them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Frame {
@@ -114,7 +114,7 @@ impl Frame {
     }
 }
 
-/// The batch has no room for the frame, which stays where it is.
+/// The batch has no room for the frame. The frame stays with its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchFull;
 
@@ -130,8 +130,8 @@ pub struct Batch {
     segment_count: usize,
     arena: Box<[u8]>,
     arena_used: usize,
-    /// Descriptor chains or reads without a usable frame. The port adds to it; the worker counts
-    /// and clears it.
+    /// Descriptor chains or reads without a usable frame. The port increments this number; the
+    /// worker adds it to its counters and resets it.
     pub errors: u32,
 }
 
@@ -313,8 +313,8 @@ impl Batch {
     }
 
     /// Removes the VLAN tag of frame `i`: stores its TCI in `tci` and moves the MAC addresses
-    /// forward by four bytes. The caller has checked that bytes 12..14 say 802.1Q and that the
-    /// frame has at least 18 bytes.
+    /// forward by four bytes. The caller has checked that bytes 12..14 are the 802.1Q `EtherType`
+    /// and that the frame has at least 18 bytes.
     #[inline]
     pub fn strip_tag(&mut self, i: usize) {
         let f = &mut self.frames[i];
@@ -378,7 +378,7 @@ impl Batch {
     }
 
     /// Adds a frame of `len` bytes that consists of `head`, at most [`HEAD_COPY`] bytes, and zeros.
-    /// Synthetic ports use it, because it copies no more than that.
+    /// Synthetic ports use this function, because it copies only the head.
     ///
     /// # Errors
     /// [`BatchFull`] if there is no room. The batch is then unchanged.
@@ -511,7 +511,7 @@ impl Batch {
             };
             let mut at = 0;
             for s in &self.segments[first..end] {
-                // SAFETY: as in `copy_to`; `room` has the bytes of all segments. WHY: as in
+                // SAFETY: as in `copy_to`; `room` is as long as all segments together. WHY: as in
                 // `copy_to`.
                 #[allow(unsafe_code, reason = "reads a segment that may lie in guest memory")]
                 unsafe {

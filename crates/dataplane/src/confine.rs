@@ -1,4 +1,4 @@
-//! Capabilities and system calls that remain to a thread which a guest can reach.
+//! Limits the capabilities and system calls of threads that a guest can reach.
 //!
 //! # Problem
 //! Workers read the rings of guests, and sessions read messages of the guests' processes. An
@@ -6,17 +6,17 @@
 //! call.
 //!
 //! # Approach
-//! Once such a thread has all it needs, [`confine`] drops its capabilities and installs a seccomp
-//! filter. The table `allowed` defines all filters. These threads start no other threads, so no
-//! thread inherits a filter that does not fit.
+//! When such a thread has opened all the files it needs, [`confine`] drops its capabilities and
+//! installs a seccomp filter. The table `allowed` defines all filters. These threads start no other
+//! threads, so no thread inherits a filter that does not fit.
 //!
 //! A call outside the table ends the process with a message that names the thread and the call
 //! ([`Mode::On`]). A defect of the table must not look like a hang, and a thread under attack must
-//! not continue. Opening a file fails with `EACCES` instead, because glibc's allocator tries it and
-//! works without.
+//! not continue. Opening a file fails with `EACCES` instead, because glibc's allocator tries to
+//! open files and also works without them.
 //!
 //! # Cost
-//! Two filters a thread. The kernel keeps a bitmap of calls that are always allowed.
+//! Each thread has two filters. The kernel keeps a bitmap of calls that are always allowed.
 #![allow(unsafe_code, reason = "a handler of SIGSYS")]
 
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -35,7 +35,7 @@ use seccompiler::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// The process reports the call and aborts.
+    /// The process reports the forbidden call and aborts.
     On,
     /// The kernel logs the call (`audit: type=1326`) and executes it.
     Log,
@@ -46,7 +46,7 @@ pub enum Mode {
 /// Mode of all threads that are confined from now on.
 static MODE: AtomicU8 = AtomicU8::new(Mode::On as u8);
 
-/// Sets the mode of threads that are started from now on; [`Mode::On`] unless it is called.
+/// Sets the mode of threads that start after this call. The default is [`Mode::On`].
 pub fn set_mode(mode: Mode) {
     MODE.store(mode as u8, Ordering::Relaxed);
 }
@@ -59,8 +59,8 @@ pub enum Role {
     /// Exchanges vhost-user messages with the process of a VM.
     Session,
     /// Connects to sockets on which VMs listen, on behalf of a session, and reads nothing from
-    /// them. It keeps `CAP_DAC_OVERRIDE` if it has it, because the socket may belong to another
-    /// user.
+    /// them. If the dialler has `CAP_DAC_OVERRIDE`, it keeps the capability, because the socket may
+    /// belong to another user.
     Dialler,
     /// Watches the state of an AF_XDP port's interface.
     Link,
@@ -85,7 +85,7 @@ use Only::{Any, First, Ourselves, Second, ThirdWithout, UnixStream};
 
 type Table = &'static [(libc::c_long, Only)];
 
-/// Bit of `mmap` and `mprotect` that no thread needs.
+/// Protection bit of `mmap` and `mprotect` that no thread needs.
 const EXEC: u64 = libc::PROT_EXEC.unsigned_abs() as u64;
 
 /// Operations on descriptors that threads use.
@@ -121,7 +121,7 @@ const COMMON: Table = &[
     (libc::SYS_restart_syscall, Any),
     (libc::SYS_getrandom, Any),
     (libc::SYS_getpid, Any),
-    // glibc's sort and limits on mappings ask for the size of the host's memory.
+    // glibc's sort and the limits on mappings read the size of the host's memory.
     (libc::SYS_sysinfo, Any),
     (libc::SYS_gettid, Any),
     (libc::SYS_tgkill, Ourselves),
@@ -129,7 +129,7 @@ const COMMON: Table = &[
     (libc::SYS_rt_sigprocmask, Any),
     (libc::SYS_rt_sigreturn, Any),
     (libc::SYS_sigaltstack, Any),
-    // The message about a forbidden call contains the thread's name.
+    // `prctl` reads the thread's name for the message about a forbidden call.
     (libc::SYS_prctl, First(&[libc::PR_GET_NAME.unsigned_abs() as u64])),
     (libc::SYS_read, Any),
     (libc::SYS_readv, Any),
@@ -152,11 +152,12 @@ const COMMON: Table = &[
 
 /// A worker deletes its timer when it ends, and drops ports that were moved or removed.
 const WORKER: Table = &[
-    // Each signal of the timer asks how often the thread gave up its core.
+    // At each signal of the timer the thread reads how often it gave up its core.
     (libc::SYS_getrusage, First(&[libc::RUSAGE_THREAD.unsigned_abs() as u64])),
     (libc::SYS_timer_settime, Any),
     (libc::SYS_timer_delete, Any),
-    // To stop a port the worker shuts its socket down, since its session may wait for its peer.
+    // To stop a port, the worker shuts the port's socket down, because the session may be waiting
+    // for its peer.
     (libc::SYS_shutdown, Any),
     (libc::SYS_setsockopt, Any),
     (libc::SYS_getsockopt, Any),
@@ -316,8 +317,8 @@ const CALL_AT: usize = 24;
 
 /// Handler of SIGSYS: writes the names of the thread and the call to stderr and ends the process.
 extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a whole `siginfo_t`, and for SIGSYS that offset holds a number.
-    // WHY: libc has no name for the member.
+    // SAFETY: the kernel passes a whole `siginfo_t`, and for SIGSYS the offset `CALL_AT` holds a
+    // number. WHY: libc has no name for the member.
     let call = unsafe { info.cast::<u8>().add(CALL_AT).cast::<i32>().read() };
     let mut name = [0_u8; 16];
     // SAFETY: PR_GET_NAME writes at most 16 bytes. WHY: a signal handler must not allocate.
@@ -362,7 +363,7 @@ mod tests {
     /// Environment variable that a test sets in its child process to the mode under test.
     const CHILD: &str = "PENSTOCK_CONFINE_TEST";
 
-    /// The mode, if this process is such a child.
+    /// The mode under test, if this process is the child of a test.
     fn child() -> Option<String> {
         std::env::var(CHILD).ok()
     }

@@ -7,7 +7,8 @@
 //! # Approach
 //! Every set of counters belongs to one pair of worker and port, and the reader adds the sets. A
 //! reading is exact only if the worker takes it between two batches
-//! ([`crate::worker::Request::Checkpoint`]). In other readings two counters may be a batch apart.
+//! ([`crate::worker::Request::Checkpoint`]). In other readings two counters may differ by the
+//! frames of one batch.
 //!
 //! # Invariant
 //! For each port: `rx + replicated = forwarded + sum(drops) + queued`. Over all ports:
@@ -53,8 +54,8 @@ impl Counter {
     }
 }
 
-// After a field's meaning, `gauge` marks a present level, which adds up over workers. `peak` marks
-// a maximum; of several workers' values the largest counts.
+// After a field's meaning, `gauge` marks a present level, which is the sum over the workers. `peak`
+// marks a maximum, which is the largest value of the workers.
 macro_rules! counters {
     (@name $field:ident $level:ident) => { stringify!($field) };
     (@since $now:expr, $before:expr) => { $now.wrapping_sub($before) };
@@ -113,7 +114,7 @@ macro_rules! counters {
             pub const FIELDS: &'static [(&'static str, &'static str, &'static str)] =
                 &[$((stringify!($field), $unit, $help),)*];
 
-            /// Names of the fields that are a present level, and not a count since the start.
+            /// Names of the fields that hold a present level instead of a count since the start.
             pub const GAUGES: &'static [&'static str] =
                 &[$($(counters!(@name $field $level),)?)*];
 

@@ -1,6 +1,6 @@
 //! Reasons for which a frame is dropped. Each reason has one counter, so that the identity `rx +
 //! replicated = forwarded + drops + queued` holds for a port. Each reason also has a line of help
-//! that tells an operator what to change.
+//! that says what an operator can change.
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $help:literal;)*) => {

@@ -2,17 +2,17 @@
 //!
 //! # Problem
 //! The ingress policies `bps` and `pps` limit bits or frames, as a switch without cycle metering
-//! does. They are the baseline for comparison. They also assist while an uplink is the bottleneck
-//! (C2QoS §VII).
+//! does. They are the baseline for comparison. They also limit ports while an uplink is the
+//! bottleneck (C2QoS §VII).
 //!
 //! # Approach
-//! Frames are policed before they are classified. A dropped frame has thus cost its reception, as
-//! in OVS-DPDK, and teaches the switch no address. The port's own limit applies first, then its
-//! part of each link that is the bottleneck now. All queue pairs of a port share one state
-//! ([`penstock_qos::policer`]), whichever workers poll them, and it survives a new snapshot.
+//! Frames are policed before they are classified. A dropped frame thus still costs its reception,
+//! as in OVS-DPDK, and the switch learns no address from it. The port's own limit applies first,
+//! then its part of each link that is the bottleneck now. All queue pairs of a port share one state
+//! ([`penstock_qos::policer`]), whichever workers poll them, and the state survives a new snapshot.
 //!
 //! # Cost
-//! A port without limits costs one comparison a batch. A batch within its limit costs one look at
+//! A port without limits costs one comparison per batch. A batch within its limit costs one look at
 //! each frame's length and two or three atomic operations.
 //!
 //! # Departures
@@ -44,7 +44,8 @@ pub struct IngressPolicer {
 pub struct LinkLimit {
     /// Whether the link is the bottleneck. All ports with a part of the link share the flag.
     pub active: Arc<AtomicBool>,
-    /// Dropped bytes as on this link, summed over all ports with a part of it.
+    /// Dropped bytes, counted with their size on this link and summed over all ports with a part of
+    /// it.
     pub held: Arc<AtomicU64>,
     pub policer: Arc<Policer>,
 }
@@ -140,9 +141,9 @@ impl Marks {
     }
 }
 
-/// Size of frame `i` on a wire: its own, or that of the segments it is cut into, each with a copy
-/// of the headers. The metadata may be unchecked: a frame with impossible metadata counts as one
-/// frame.
+/// Size of frame `i` on a wire. A segmentation request has the size of its segments, each with a
+/// copy of the headers. The metadata may be unchecked: a frame with impossible metadata counts as
+/// one frame.
 #[inline]
 pub(crate) fn on_wire(batch: &Batch, i: usize) -> Size {
     let frame = batch.at(i);
@@ -152,7 +153,7 @@ pub(crate) fn on_wire(batch: &Batch, i: usize) -> Size {
     segments_of(batch, i)
 }
 
-/// Bytes that frame `i` occupies on a link: those of [`on_wire`] plus Ethernet's overhead per
+/// Bytes that frame `i` occupies on a link: the bytes of [`on_wire`] plus Ethernet's overhead per
 /// frame.
 #[inline]
 pub(crate) fn wire_bytes(batch: &Batch, i: usize) -> u32 {

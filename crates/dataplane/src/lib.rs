@@ -7,7 +7,7 @@
 //! `docs/internals/datapath-rules.md` by number ("datapath rule 7").
 #![allow(missing_docs, reason = "a crate of this workspace only; comments say what names do not")]
 #![deny(unsafe_code)]
-// No input of a guest or a user may end the process, so only tests may panic.
+// Input from a guest or a user must never end the process, so only tests may panic.
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unimplemented)

@@ -30,7 +30,8 @@ pub(crate) fn prefetch_write(at: *const u8) {
     }
 }
 
-/// Copies `len` bytes, at most 128, with a few vector moves. The first and the last may overlap.
+/// Copies `len` bytes, at most 128, with a few vector moves. The first and the last move may
+/// overlap.
 ///
 /// # Safety
 /// `from` must be readable and `to` writable for `len` bytes, and they must not overlap.
@@ -82,13 +83,13 @@ pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Longest copy in bytes that [`copy_lines`] does; libc's `memcpy` is faster for longer ones.
+/// Longest copy in bytes that [`copy_lines`] does; libc's `memcpy` is faster for longer copies.
 const LINES_MAX: usize = 2048;
 
 /// Copies one whole cache line of the destination after the other. The core can then take a line
 /// over from another core without waiting for its old content, and no store crosses a line border.
-/// At 512 bytes a frame this saved 300 of 1,000 cycles with the other core far away and 80 of 300
-/// with it near.
+/// At 512 bytes per frame this saved 300 of 1,000 cycles if the other core was far away, and 80 of
+/// 300 if it was near.
 ///
 /// # Safety
 /// The same as for [`copy_head`], and `len` must be at least 64.

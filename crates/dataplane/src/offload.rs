@@ -2,7 +2,7 @@
 //!
 //! Source: virtio 1.2 §5.1.6. The classifier compares `csum_start`, `csum_offset`, `hdr_len` and
 //! `gso_size` with the switch's own parse of the headers before a frame goes on
-//! ([`Offload::check`]). A value that a peer wrote is never used as an offset before that.
+//! ([`Offload::check`]). Before this check, no value that a peer wrote is used as an offset.
 
 use crate::drop::DropReason;
 
@@ -20,7 +20,7 @@ pub const GSO_TCPV4: u8 = 1;
 /// `VIRTIO_NET_HDR_GSO_TCPV6`.
 pub const GSO_TCPV6: u8 = 4;
 
-/// Work on a frame that is still to be done by hardware, by a guest or by the switch.
+/// Work on a frame that hardware, a guest or the switch still has to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Offload {
@@ -123,7 +123,7 @@ impl Offload {
         self.flags & F_NEEDS_CSUM != 0
     }
 
-    /// Whether the frame is one large segment that has to be cut.
+    /// Whether the frame is one large segment that must be cut into smaller ones.
     #[inline]
     #[must_use]
     pub const fn is_gso(self) -> bool {

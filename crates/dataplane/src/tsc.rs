@@ -12,8 +12,8 @@ pub trait CycleCounter {
     /// Present count in cycles. It never decreases.
     fn now(&self) -> Cycles;
 
-    /// Called after each stage of a batch with what the stage handled. On a real core the cycles
-    /// have passed already; a simulation advances its clock here, by its cost table.
+    /// Called after each stage of a batch with the size of its work. On a real core the cycles have
+    /// passed already; a simulation advances its clock in this call, by its cost table.
     #[inline(always)]
     fn spent(&self, _stage: Stage, _work: &Work) {}
 }
@@ -44,7 +44,7 @@ pub enum Stage {
     Classification,
     /// Delivering the frames and returning their buffers.
     Egress,
-    /// Looking at all ports without finding a frame.
+    /// Polling all ports without finding a frame.
     Idle,
 }
 

@@ -1,8 +1,8 @@
 //! The guest's side of the switch: it plays the part of a VM or of a namespace's NIC.
 //!
 //! # Purpose
-//! The crate has its own driver of vhost-user virtio-net, a load generator that keeps rings full
-//! from one core, and endpoints that put the real kernel stack of a network namespace behind a
+//! The crate has its own driver of vhost-user virtio-net and a load generator that keeps rings full
+//! from one core. Its endpoints put the real kernel stack of a network namespace behind a
 //! vhost-user port. `penstock endpoint`, `penstock calibrate` and the lab's experiments use it.
 //!
 //! | Module | Content |
@@ -14,8 +14,8 @@
 //! | [`mac`], [`clock`] | Ethernet addresses as text; reading the clock |
 //!
 //! # Unsafe code
-//! It is in `driver::memory` (the mapping), `driver::session` (descriptors passed to the protocol
-//! crate) and `endpoint::tap` (ioctls), and nowhere else.
+//! Unsafe code is in `driver::memory` (the mapping), `driver::session` (descriptors passed to the
+//! protocol crate) and `endpoint::tap` (ioctls), and nowhere else.
 #![allow(missing_docs, reason = "a crate of this workspace only; comments say what names do not")]
 #![deny(unsafe_code)]
 

@@ -12,7 +12,7 @@ pub struct Mac(
     pub [u8; 6],
 );
 
-/// The text is not an Ethernet address.
+/// The error of a text that is not an Ethernet address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no MAC address such as 52:54:00:00:00:01")]
 pub struct BadMac(String);

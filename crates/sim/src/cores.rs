@@ -1,7 +1,7 @@
-//! The workers of a simulated switch, on a core each.
+//! The workers of a simulated switch. Each worker has a core.
 //!
-//! Each core has a counter of its own. The core that is furthest behind runs the next turn. What a
-//! core hands to another therefore arrives at the time when it was done, to within one turn.
+//! Each core has its own counter. The core that is furthest behind runs the next turn. For this
+//! reason a frame that one core hands to another arrives with an error of at most one turn.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl Default for WorldConfig {
 pub(crate) struct Core {
     pub worker: Worker<SimCounter>,
     pub counter: SimCounter,
-    /// The last turn found nothing, and nothing has happened since.
+    /// Whether the last turn found no frame and no event has happened since.
     pub idle: bool,
 }
 
@@ -93,8 +93,8 @@ impl Cores {
         Self { rate, all: (0..).zip(mesh.peers).map(core).collect(), generation: 0 }
     }
 
-    /// Attaches one of a port's `of` queue pairs to a worker. All workers know the port from its
-    /// first pair on. False: there is no room.
+    /// Attaches one of a port's `of` queue pairs to a worker. When the first pair is attached, all
+    /// workers learn of the port. Returns false if there is no room.
     pub fn attach(
         &mut self,
         unit: Unit,
@@ -130,7 +130,7 @@ impl Cores {
         }
     }
 
-    /// Index of the core that is furthest behind; the first of equal ones.
+    /// Index of the core that is furthest behind. If several are equal, the first one.
     pub fn behind(&self) -> usize {
         let cores = self.all.iter().enumerate();
         cores.min_by_key(|(_, core)| core.counter.now()).map_or(0, |(at, _)| at)
@@ -141,7 +141,7 @@ impl Cores {
         self.rate.to_nanos(self.all[self.behind()].counter.now())
     }
 
-    /// Lets all cores look again.
+    /// Makes all cores poll again.
     pub fn stir(&mut self) {
         self.all.iter_mut().for_each(|core| core.idle = false);
     }
@@ -153,7 +153,7 @@ impl Cores {
 }
 
 impl Core {
-    /// Advances to `to` without any event.
+    /// Advances the core's time to `to` without any event.
     pub fn jump(&mut self, to: Cycles) {
         self.counter.advance_to(to);
         self.worker.rested();

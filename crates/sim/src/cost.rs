@@ -7,7 +7,7 @@
 //! ([`NOT_CHARGED`]).
 //!
 //! Costs are fixed before a run, from stated numbers, a paper's printed relations or a calibration.
-//! Only the simulated core knows them: no cost model of the switch sees them.
+//! Only the simulated core knows these costs; the cost models of the switch do not.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,11 +24,11 @@ pub const NOT_CHARGED: [&str; 4] =
 /// Cost of one stage, in cycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StageCost {
-    /// Per batch.
+    /// Cycles per batch.
     pub batch: f64,
-    /// Per frame.
+    /// Cycles per frame.
     pub frame: f64,
-    /// Per byte, FCS included.
+    /// Cycles per byte, FCS included.
     pub byte: f64,
 }
 
@@ -45,7 +45,7 @@ pub struct Costs {
     pub ingress: StageCost,
     /// Classification of frames whose flow is in the exact-match cache.
     pub classification: StageCost,
-    /// Cycles per frame whose flow is not in the cache, instead of `classification.frame`.
+    /// Cycles per frame whose flow is not in the cache. They replace `classification.frame`.
     pub miss: f64,
     pub egress: StageCost,
     /// Factor on all costs, for the number of VMs and I/O cores and for memory nodes.
@@ -58,8 +58,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Round numbers of the magnitude measured for this switch
-    /// (docs/internals/measurements.md). They serve tests of behaviour, not figures.
+    /// Round numbers of the magnitude measured for this switch (docs/internals/measurements.md).
+    /// They are for tests of behaviour, not for figures.
     pub const EXAMPLE: Self = Self {
         ingress: StageCost { batch: 100.0, frame: 40.0, byte: 0.02 },
         classification: StageCost { batch: 20.0, frame: 30.0, byte: 0.0 },

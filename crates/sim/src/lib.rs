@@ -7,10 +7,10 @@
 //!
 //! # Approach
 //!
-//! The workers of the data path run on virtual cycle counters. [`World`] surrounds them with VMs
-//! that send and receive frames in memory, [`testbed::Testbed`] with VMs and an uplink that hold
-//! no frames. The cost of a stage comes from [`Costs`], which are fixed before the run and never
-//! depend on the outcome. All random numbers come from one seed.
+//! The workers of the data path run on virtual cycle counters. [`World`] connects the workers to
+//! VMs that send and receive frames in memory. [`testbed::Testbed`] connects them to VMs and an
+//! uplink that hold no frames. The cost of a stage comes from [`Costs`], which are fixed before the
+//! run and never depend on the outcome. All random numbers come from one seed.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
 

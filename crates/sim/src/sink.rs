@@ -1,6 +1,6 @@
-//! Sinks: a VM that receives at a limited rate.
+//! Sinks: VMs that receive at a limited rate.
 
-/// How fast a VM empties its ring.
+/// Rate at which a VM empties its ring.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SinkSpec {
     /// Frames per second; `None` receives at once.

@@ -1,4 +1,4 @@
-//! Sources: a VM that sends.
+//! Sources: VMs that send.
 
 use penstock_units::{MacAddr, Nanos};
 
@@ -10,7 +10,7 @@ pub struct SourceSpec {
     /// Frame sizes in bytes without FCS, and their weights.
     pub sizes: Vec<(usize, u32)>,
     pub frames_per_second: u64,
-    /// Number of flows, used in turn.
+    /// Number of flows. Frames use the flows in turn.
     pub flows: u16,
     pub from: Nanos,
     pub until: Nanos,
@@ -27,7 +27,7 @@ pub struct SourceStats {
     pub lost: u64,
     /// Frames for which the ring had no room.
     pub refused: u64,
-    /// Frames in the ring or received by the switch.
+    /// Frames that entered the ring. The switch may have received them.
     pub sent: u64,
 }
 
@@ -48,7 +48,8 @@ impl SourceSpec {
         self.sizes.iter().map(|s| u64::from(s.1)).sum()
     }
 
-    /// When frame number `n` is due. Frames are evenly spaced, without an accumulating error.
+    /// Time at which frame number `n` is sent. Frames are evenly spaced, without an accumulating
+    /// error.
     pub(crate) fn due(&self, n: u64) -> Nanos {
         let rate = u128::from(self.frames_per_second.max(1));
         let after = u128::from(n) * 1_000_000_000 / rate;

@@ -70,7 +70,8 @@ impl World {
         Self::with_workers(1, rate, costs, max_ports, seed)
     }
 
-    /// As [`Self::new`], with several workers on a core each. VMs are assigned to them in turn.
+    /// Like [`Self::new`], with several workers that have a core each. VMs are assigned to the
+    /// workers in turn.
     #[must_use]
     pub fn with_workers(
         workers: u16,
@@ -88,7 +89,7 @@ impl World {
         )
     }
 
-    /// As [`Self::new`], with workers configured by `config`.
+    /// Like [`Self::new`], with workers configured by `config`.
     #[must_use]
     pub fn with_config(
         config: &WorldConfig,
@@ -165,7 +166,7 @@ impl World {
         self.vms[usize::from(vm.0)].source = Some((spec, SourceStats::default(), rng));
     }
 
-    /// Makes a VM send one frame to an unused address, so that the switch learns where it is.
+    /// Makes a VM send one frame to an unused address, so that the switch learns the VM's port.
     pub fn introduce(&mut self, vm: PortHandle) {
         let mac = self.vms[usize::from(vm.0)].mac;
         let frame = udp_frame(mac, Self::mac_of(u16::MAX), 60, 0, 0);
@@ -173,7 +174,7 @@ impl World {
         self.cores.stir();
     }
 
-    /// Sets what a VM bought.
+    /// Sets a VM's purchased cycles and class.
     pub fn set_qos(&mut self, vm: PortHandle, qos: PortQos) {
         if let Some(policy) = &mut self.policies[usize::from(vm.0)] {
             let policy = Arc::make_mut(policy);
@@ -229,18 +230,18 @@ impl World {
         }
     }
 
-    /// Core `at` found nothing: skips the time in which it would keep finding nothing.
+    /// Skips the time in which core `at`, which found no frame, would find no frame either.
     fn skip_idle(&mut self, at: usize, end: Nanos) {
-        // A busy core may hand something over at any moment, so do not go beyond it.
+        // A busy core may hand a frame over at any moment, so do not go beyond its time.
         let cores = &mut self.cores.all;
         let busy = cores.iter().filter(|core| !core.idle).map(|core| core.counter.now()).min();
         if let Some(busy) = busy {
             cores[at].jump(Cycles(busy.0 + 1));
             return;
         }
-        // Nothing changes before the next event: jump there, or to the end.
+        // No state changes before the next event, so jump to the event or to the end.
         let next = self.events.next_at().unwrap_or(end).min(end);
-        // Rounding of the counter must not leave the time a nanosecond short.
+        // When the counter is rounded, the time must not end up a nanosecond too early.
         let rate = self.cores.rate;
         let to = Cycles(rate.to_cycles(next).0.saturating_add(rate.hz() / 1_000_000_000 + 1));
         // A refill may allow a port to continue.

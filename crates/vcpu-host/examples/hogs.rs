@@ -2,8 +2,8 @@
 //! processor each had, and how late it would have been for events at random times.
 //!
 //! `cargo run --release -p penstock-vcpu-host --example hogs -- THREADS CPU SECONDS [OUT]` starts
-//! the threads `hog0` to `hogN`, at most 64. An event that comes while a thread runs is answered at
-//! once; otherwise it waits until the thread runs. Events come every 1 to 12 ms.
+//! the threads `hog0` to `hogN`, at most 64. If an event comes while a thread runs, the thread
+//! answers at once. Otherwise the event waits until the thread runs. Events come every 1 to 12 ms.
 #![deny(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,10 +1,10 @@
-//! Measures how soon the watchdog takes back what a scheduler lent that is killed in the middle of
-//! a slice.
+//! Measures how soon the watchdog takes back the loans of a scheduler that is killed in the middle
+//! of a slice.
 //!
 //! `cargo run --release -p penstock-vcpu-host --example takeback -- [TIMES] [CPU]` runs as root.
-//! Two threads that compute on CPU stand for vCPUs. It prints the microseconds from the signal
-//! until the thread is fair again, as seen by a thread with the highest priority on another
-//! processor.
+//! Two threads that compute on CPU represent vCPUs. A thread with the highest priority on another
+//! processor watches them. The program prints the microseconds from the signal until the thread is
+//! fair again.
 #![deny(unsafe_code)]
 
 use std::path::Path;
@@ -20,7 +20,7 @@ use penstock_vcpu_host::config::Config;
 use penstock_vcpu_host::policy::{self, Policy};
 use penstock_vcpu_host::{service, watchdog};
 
-/// Time between two looks; the result is too long by at most this.
+/// Time between two reads. The result is too long by at most this time.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(50);
 /// Longest wait for any event.
 const PATIENCE_US: u64 = 30_000_000;
@@ -43,7 +43,8 @@ fn until(begin: u64, mut is: impl FnMut() -> bool) -> Result<u64, Failure> {
         if now - begin > PATIENCE_US {
             return Err("waited in vain; run as root".into());
         }
-        // Not a spin, which would keep the scheduler's own threads from dying.
+        // The thread sleeps here, because a busy loop would keep the scheduler's own threads from
+        // dying.
         let _ = ppoll(&mut [], Some(TimeSpec::from_duration(BETWEEN_LOOKS)), None);
     }
 }
@@ -52,7 +53,7 @@ fn is_lent(id: u32) -> bool {
     policy::get(id).is_ok_and(Policy::is_real_time)
 }
 
-/// A process that is killed when this is dropped.
+/// A process that is killed when this value is dropped.
 struct Ends(Child);
 
 impl Drop for Ends {

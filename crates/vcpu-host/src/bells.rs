@@ -3,7 +3,7 @@
 //!
 //! The file is read with `pread` and never mapped. If another process shortens it, the result is a
 //! short read, while a mapping would raise SIGBUS in a real-time thread. One read of a line costs
-//! 0.3 us a poll. A missing bell counts as not rung.
+//! 0.3 us per poll. If a bell is missing, it counts as not rung.
 
 use std::fs::File;
 use std::io;
@@ -69,25 +69,25 @@ pub struct Ear {
     bell: Bell,
     thread: usize,
     heard: Heard,
-    /// Whether the thread's summons byte was set at the last look.
+    /// Whether the thread's summons byte was set at the last read.
     summons: bool,
 }
 
 impl Ear {
-    /// A bell that was ever rung counts as rung at the first look. A newly seated vCPU may not have
-    /// answered yet, and a slice too many is charged to its VM.
+    /// If a bell was ever rung, it counts as rung at the first read. A newly seated vCPU may not
+    /// have answered yet, and its VM pays for an unnecessary slice.
     #[must_use]
     pub fn new(bells: Arc<Bells>, bell: Bell, thread: usize) -> Self {
         Self { bells, bell, thread, heard: Heard::default(), summons: false }
     }
 
-    /// Whether this is the view of that bell in that file.
+    /// Whether this is a view of `bell` in the file of `bells`.
     #[must_use]
     pub fn is_of(&self, bells: &Arc<Bells>, bell: Bell) -> bool {
         Arc::ptr_eq(&self.bells, bells) && self.bell == bell
     }
 
-    /// Whether the bell was rung since the last look.
+    /// Whether the bell was rung since the last call.
     pub fn hear(&mut self) -> bool {
         let mut line = [0; LINE];
         let at = offset(self.bell.counter_at());
@@ -100,8 +100,8 @@ impl Ear {
         self.heard.look(count)
     }
 
-    /// Asks to be woken when the bell is next rung. Returns whether it was rung meanwhile, because
-    /// the worker may not have seen the request.
+    /// Requests a wake-up when the bell is next rung. Returns whether the bell was rung meanwhile,
+    /// because the worker may not have seen the request.
     pub fn summon(&mut self) -> bool {
         if self.summons || self.thread >= THREADS_MAX {
             return false;

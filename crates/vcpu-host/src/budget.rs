@@ -1,19 +1,20 @@
-//! Real-time budgets of cgroups (`CONFIG_RT_GROUP_SCHED`, cgroup v1): which budgets are missing.
+//! Finds missing real-time budgets of cgroups (`CONFIG_RT_GROUP_SCHED`, cgroup v1).
 //!
 //! # Problem
-//! A thread whose cgroup has `cpu.rt_runtime_us` = 0 cannot be real-time. With too small a budget
-//! it is throttled and late. Twice what its slices take is enough (measured).
+//! A thread whose cgroup has `cpu.rt_runtime_us` = 0 cannot be real-time. If the budget is too
+//! small, the thread is throttled and late. Twice the time of its slices is enough (measured).
 //!
 //! # Source
-//! Linux, `scheduler/sched-rt-group.rst`: the budgets of all children, as parts of their periods,
-//! are together at most that of the parent. The root has `sched_rt_runtime_us`.
+//! Linux, `scheduler/sched-rt-group.rst`: the budgets of all children, as fractions of their
+//! periods, must not exceed the parent's budget together. The root's budget is
+//! `sched_rt_runtime_us`.
 //!
 //! # Approach
-//! A directory needs the budget of its own threads plus what its children have or need. Parents
-//! come first, as the kernel requires.
+//! A directory needs the budget of its own threads plus the budgets that its children have or need.
+//! Parents are written first, as the kernel requires.
 //!
 //! # Cost
-//! Reads of all siblings on the way up, so not for a scheduling thread.
+//! The search reads all siblings on the way to the root, so a scheduling thread must not do it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -31,10 +32,10 @@ const PERIOD_US: u64 = 1_000_000;
 /// Budgets that must be written, and whether the kernel accepts them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Files and the values to write, in this order.
+    /// Files and the values to write, in the order of writing.
     pub writes: Vec<(PathBuf, u64)>,
-    /// If all budgets below the root then exceed that of the root: both, in millionths of a
-    /// processor.
+    /// Set if all budgets below the root would exceed the root's budget. The values are the sum and
+    /// the root's budget, in millionths of a processor.
     pub over: Option<(u64, u64)>,
 }
 
@@ -82,7 +83,8 @@ pub fn missing(needs: &[(PathBuf, u64)]) -> Missing {
         *own.entry(dir).or_default() += ppm;
     }
     let above = |dir: &Path| dir.parent().is_some_and(|up| up.join(RUNTIME).exists());
-    // The deepest directories first, because the need of a directory follows from those in it.
+    // The deepest directories come first, because the need of a directory follows from the needs
+    // below it.
     let mut dirs: Vec<&Path> = needs
         .iter()
         .flat_map(|(dir, _)| dir.ancestors().take_while(|at| above(at)))

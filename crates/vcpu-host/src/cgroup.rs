@@ -1,7 +1,7 @@
 //! The cgroup that divides a thread's processor time, and its weight.
 //!
 //! Sources: Linux `admin-guide/cgroup-v1/cgroups.rst`, `admin-guide/cgroup-v2.rst`. If the `cpu`
-//! controller has a v1 hierarchy, that one counts, otherwise the unified one. Weights are in
+//! controller has a v1 hierarchy, that hierarchy counts, otherwise the unified one. Weights are in
 //! millionths of the kernel's default, so that both versions take the same numbers.
 
 use std::fs::OpenOptions;
@@ -88,7 +88,7 @@ impl Cgroup {
         self.version
     }
 
-    /// Whether it is the root of the hierarchy, whose weight does not count.
+    /// Whether the cgroup is the root of the hierarchy, whose weight does not count.
     #[must_use]
     pub const fn is_root(&self) -> bool {
         self.root
@@ -99,7 +99,7 @@ impl Cgroup {
         self.path.join(file(self.version))
     }
 
-    /// Its weight in the kernel's unit.
+    /// The cgroup's weight in the kernel's unit.
     ///
     /// # Errors
     /// The cgroup was removed, or the file holds no number.
@@ -108,12 +108,12 @@ impl Cgroup {
         text.trim().parse().map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
     }
 
-    /// Sets its weight in the kernel's unit.
+    /// Sets the cgroup's weight in the kernel's unit.
     ///
     /// # Errors
     /// The cgroup was removed, or the permission is missing.
     pub fn set_weight(&self, weight: u64) -> io::Result<()> {
-        // Follows no link, because the path may come from a file, and no cgroup contains links.
+        // No link is followed, because the path may come from a file, and no cgroup contains links.
         let mut options = OpenOptions::new();
         let file = options.write(true).truncate(true).custom_flags(libc::O_NOFOLLOW);
         file.open(self.weight_file())?.write_all(weight.to_string().as_bytes())
@@ -202,7 +202,7 @@ mod tests {
         let v2 = (Version::V2, PathBuf::from("/sys/fs/cgroup/machine.slice/vm1.scope"));
         assert_eq!(locate(unified, mounts), Some(v2));
         assert_eq!(locate("3:cpuset:/\n", mounts), None);
-        // A controller whose name only starts alike does not match.
+        // A controller whose name only begins with `cpu` does not match.
         assert_eq!(locate("3:cpuset:/a\n0::/\n", mounts).unwrap().0, Version::V2);
     }
 

@@ -3,7 +3,7 @@
 use nix::time::{ClockId, clock_gettime};
 use penstock_units::Nanos;
 
-/// Time since a fixed moment before all running processes.
+/// Time since a fixed moment before the start of all running processes.
 pub(crate) fn now() -> Nanos {
     // The call cannot fail: every kernel has this clock, and the buffer is on this stack.
     let Ok(at) = clock_gettime(ClockId::CLOCK_MONOTONIC) else { return Nanos(0) };

@@ -28,15 +28,15 @@ struct File {
 /// A VM to schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmConfig {
-    /// Name of the VM, which events use.
+    /// Name of the VM. Events identify the VM by it.
     pub name: String,
-    /// How its threads are found.
+    /// Way to find the VM's threads.
     pub source: Source,
     /// Pattern for the names of its vCPU threads, with `*` for any text; `None` means QEMU's names.
     pub threads: Option<String>,
     /// Its scheduling parameters.
     pub contract: Contract,
-    /// Time reserved for each of its vCPUs. If set, only the weight of the contract counts.
+    /// Time reserved for each vCPU of the VM. If set, only the weight of the contract counts.
     pub reserve: Option<Reserve>,
 }
 
@@ -52,7 +52,7 @@ pub struct Config {
     pub vms: Vec<VmConfig>,
 }
 
-/// Every mistake of a file, one a line.
+/// All mistakes of a file, one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<String>);
 
@@ -124,7 +124,7 @@ fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
     if wrong.is_empty() { Ok((file.vcpu, file.vm)) } else { Err(ConfigErrors(wrong)) }
 }
 
-/// The deadlines and reservations that do not fit if all VMs run, one a line.
+/// The deadlines and reservations that do not fit if all VMs run, one per line.
 fn unfit(section: &VcpuSection, tables: &[VmTable]) -> ConfigErrors {
     let planned = planned(section, &tables.iter().collect::<Vec<_>>());
     let told = |(table, planned): (&VmTable, Planned)| {
@@ -133,8 +133,8 @@ fn unfit(section: &VcpuSection, tables: &[VmTable]) -> ConfigErrors {
     ConfigErrors(tables.iter().zip(planned).filter_map(told).collect())
 }
 
-/// Every mistake in a file, and the deadlines in it that do not fit. The tables are returned if
-/// they have no mistakes.
+/// Reads a file and finds all its mistakes and all deadlines that do not fit. Returns the tables
+/// too, if they have no mistakes.
 #[must_use]
 pub fn check(path: &Path) -> (Option<(VcpuSection, Vec<VmTable>)>, ConfigErrors) {
     match read(path).and_then(|text| tables(&text)) {
@@ -161,11 +161,11 @@ fn named(path: &Path, ConfigErrors(lines): ConfigErrors) -> ConfigErrors {
 }
 
 impl VmConfig {
-    /// Its present vCPU threads, given those of the last look. While its process lives, no other
-    /// process with a matching name takes its place.
+    /// The VM's present vCPU threads. `before` are its threads at the last search. While the VM's
+    /// process lives, no other process with a matching name replaces it.
     ///
     /// # Errors
-    /// The reason for which no threads were found, or for which it is unclear whose they are.
+    /// The reason why no threads were found, or why it is unclear to which VM they belong.
     pub fn find(&self, before: &[Identity]) -> Result<Vec<Identity>, FindError> {
         let of = |pid| match &self.threads {
             Some(pattern) => threads::named(pid, pattern),
@@ -192,9 +192,9 @@ impl VmConfig {
     }
 }
 
-/// The threads of the only one of these processes that has any. The shell or `sudo` that started a
-/// VM has the same command line. `had` is the VM's process at the last look. `None` if there is no
-/// process.
+/// The threads of the only one of these processes that has vCPU threads. The shell or `sudo` that
+/// started a VM has the same command line. `had` is the VM's process at the last search. `None` if
+/// there is no process.
 fn only(
     pids: Vec<u32>,
     had: Option<u32>,

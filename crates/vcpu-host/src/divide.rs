@@ -1,18 +1,19 @@
 //! Finds the cgroups that divide a processor between VMs.
 //!
 //! # Problem
-//! A weight counts only among siblings. libvirt puts each vCPU into a leaf of its own below its
-//! VM's scope (`machine.slice/machine-qemu-1-web.scope/libvirt/vcpu0`). The weight of that leaf
-//! divides what the VM has, and takes nothing from another VM. A weight of a directory also applies
-//! to every other process in it.
+//! A weight counts only among siblings. libvirt puts each vCPU into its own leaf below its VM's
+//! scope (`machine.slice/machine-qemu-1-web.scope/libvirt/vcpu0`). The weight of that leaf only
+//! divides the VM's own time, and takes no time from another VM. A directory's weight also applies
+//! to every other process in the directory.
 //!
 //! # Approach
 //! A VM's home is the deepest directory that contains all threads of its process. The search starts
-//! at the deepest directory that all homes share. A VM is weighed by the child that contains only
-//! this VM. If other processes are in that child too, the VM is weighed by the highest directory on
-//! the way to its home that contains none. A VM whose home is the shared directory itself is
-//! weighed by nice values. If several VMs are below one child, the same is done there. A VM that is
-//! not weighed among siblings of all others is reported with the range in which its weight counts.
+//! at the deepest directory that all homes share. A VM is weighed by the child of that directory
+//! that contains only this VM. If the child contains other processes too, the VM is weighed by the
+//! highest directory on the way to its home that contains no other process. A VM whose home is the
+//! shared directory itself is weighed by nice values. If several VMs are below one child, the
+//! search repeats at that child. If a VM is not weighed among siblings of all other VMs, it is
+//! reported with the range in which its weight counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -26,7 +27,7 @@ use crate::lease::Identity;
 pub struct Divider {
     /// The directory whose weight counts; `None` means nice values of its threads.
     pub group: Option<PathBuf>,
-    /// If other VMs are outside of it: the directory below which alone the VM's weight counts.
+    /// The directory below which the VM's weight counts, if other VMs are outside of it.
     pub within: Option<PathBuf>,
 }
 
@@ -64,7 +65,8 @@ pub fn is_all_of(dir: &Path, home: &Path) -> bool {
         && processes(dir, &mut |pid| known.contains(&pid)).unwrap_or(false)
 }
 
-/// Passes the processes below `dir` to `each` until it returns false. Returns whether it never did.
+/// Passes the processes below `dir` to `each` until `each` returns false. Returns true if `each`
+/// never returned false.
 fn processes(dir: &Path, each: &mut dyn FnMut(u32) -> bool) -> io::Result<bool> {
     let listed = match std::fs::read_to_string(dir.join("cgroup.procs")) {
         // In a threaded directory of v2, only the directory of the processes lists them.
@@ -83,8 +85,8 @@ fn processes(dir: &Path, each: &mut dyn FnMut(u32) -> bool) -> io::Result<bool> 
     Ok(true)
 }
 
-/// How each VM is weighed; a home of `None` belongs to a VM that does not run. `is_its` says
-/// whether the first directory contains only processes of the second.
+/// Decides how each VM is weighed. A home of `None` belongs to a VM that does not run. `is_its`
+/// says whether the first directory contains only processes of the second.
 #[must_use]
 pub fn divide(homes: &[Option<PathBuf>], is_its: &dyn Fn(&Path, &Path) -> bool) -> Vec<Divider> {
     let mut dividers = vec![Divider::default(); homes.len()];
@@ -131,7 +133,7 @@ fn below(
     }
 }
 
-/// The first directory from `child` down to `home` that contains nothing else.
+/// The first directory from `child` down to `home` that contains no other processes.
 fn highest(child: &Path, home: &Path, is_its: &dyn Fn(&Path, &Path) -> bool) -> PathBuf {
     let mut way: Vec<&Path> = home.ancestors().take_while(|dir| dir.starts_with(child)).collect();
     way.reverse();

@@ -1,20 +1,20 @@
-//! The table of leases: what is lent, in a file that survives the lender.
+//! The table of leases: a list of all loans, in a file that survives the lender.
 //!
 //! # Problem
 //! A thread that got a real-time policy keeps it when the scheduler dies.
 //!
 //! # Approach
 //! Every managed thread has an entry with its original policy, which is written before the first
-//! change. A loan is entered before it is made, and removed after it was taken back. Whoever reads
-//! the table can thus restore everything: the watchdog, or the next scheduler. Each scheduling
-//! thread also records there when it will poll next.
+//! change. A loan is entered before it is made, and removed after it was taken back. The watchdog
+//! or the next scheduler can thus read the table and restore everything. Each scheduling thread
+//! also records in the table when it will poll next.
 //!
 //! # Format
-//! Words of 64 bits: a head, a heartbeat and a count of takings for each scheduling thread, then
-//! entries of eight words. Each entry has a check sum, so that a half-written one is recognised.
-//! The file belongs on a tmpfs, so that reads and writes are copies in memory. It is put in place
-//! complete, with room for every entry, so that a later loan cannot fail because the file system is
-//! full.
+//! The file consists of words of 64 bits: a head, a heartbeat and a count of takings for each
+//! scheduling thread, then entries of eight words. Each entry has a check sum, so that a
+//! half-written entry is recognised. The file must be on a tmpfs, so that reads and writes are
+//! copies in memory. It is created with room for every entry, so that a later loan cannot fail
+//! because the file system is full.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -30,10 +30,10 @@ use crate::run_dir;
 /// Priority of a thread with a lent slice: above all fair threads, below the real-time threads of
 /// QEMU and the kernel.
 pub const LENT: u8 = 10;
-/// Priority of a blocked thread that runs at once when it is woken. It is below that of a slice, so
-/// that a due vCPU never waits for it.
+/// Priority of a blocked thread that runs at once when it is woken. It is below the priority of a
+/// slice, so that a due vCPU never waits for such a thread.
 pub const STANDING: u8 = LENT - 1;
-/// Value of `until` for a policy that lasts as long as the scheduler.
+/// Value of `until` for a policy that lasts as long as the scheduler runs.
 pub const HELD: Nanos = Nanos(u64::MAX - 1);
 /// Maximum number of scheduling threads in a table.
 pub const MAX_LOOPS: usize = penstock_vcpu::terms::CPUS_MAX;
@@ -51,7 +51,7 @@ const FILE_LEN: usize = ENTRIES_AT + MAX_ENTRIES * ENTRY_WORDS * 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     pub pid: u32,
-    /// Id of the thread; for a process, that of its first thread.
+    /// Id of the thread. A process has the id of its first thread.
     pub tid: u32,
     /// Start time in clock ticks since boot.
     pub started: u64,
@@ -63,10 +63,10 @@ pub struct Entry {
     pub thread: Identity,
     /// Policy of the thread before it was managed.
     pub saved: Policy,
-    /// Number of the scheduling thread that lends to it.
+    /// Number of the scheduling thread that lends to this thread.
     pub by: u8,
-    /// Latest time until which the thread has a real-time policy of the scheduler. 0 means none,
-    /// and [`HELD`] means until it is given back.
+    /// Latest time until which the thread has a real-time policy of the scheduler. 0 means that it
+    /// has none, and [`HELD`] means that it has the policy until it is released.
     pub until: Nanos,
 }
 
@@ -153,8 +153,8 @@ impl LeaseTable {
         Ok(self.read::<MAX_LOOPS>(HEAD_WORDS * 8)?.map(Nanos))
     }
 
-    /// Records that others are about to take back what scheduling thread `at` lent. The thread
-    /// notices at its next poll.
+    /// Records that another process is about to take back the loans of scheduling thread `at`. The
+    /// thread notices at its next poll.
     ///
     /// # Errors
     /// As for [`LeaseTable::beat`].
@@ -163,7 +163,7 @@ impl LeaseTable {
         self.write(TAKINGS_AT + at * 8, &[count + 1])
     }
 
-    /// How often others took back what scheduling thread `at` lent.
+    /// How often other processes took back the loans of scheduling thread `at`.
     ///
     /// # Errors
     /// The file cannot be read, or `at` is not below [`MAX_LOOPS`].
@@ -188,8 +188,8 @@ impl LeaseTable {
         Ok(decode(&self.read(entry_at(slot)?)?))
     }
 
-    /// Removes entry `slot` if it is of `thread`, which is no longer managed. An entry of another
-    /// thread stays.
+    /// Removes entry `slot` if it belongs to `thread`, which is no longer managed. An entry of
+    /// another thread stays.
     ///
     /// # Errors
     /// As for [`LeaseTable::put`].
@@ -253,7 +253,8 @@ fn encode(entry: &Entry) -> [u64; ENTRY_WORDS] {
     let (number, nice, priority, slice) = match entry.saved {
         Policy::Fair { nice, slice } => (0, nice, 0, slice.0),
         Policy::Fifo { priority } => (1, 0, priority, 0),
-        // A reservation is replaced by the default policy, because admission may refuse it by then.
+        // A reservation is replaced by the default policy, because the kernel's admission may
+        // refuse it later.
         Policy::Deadline { .. } => (0, 0, 0, 0),
         Policy::Other { number, nice, priority } => (u64::from(number), nice, priority, 0),
     };

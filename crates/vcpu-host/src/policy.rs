@@ -19,7 +19,7 @@ pub enum Policy {
         /// Custom slice, 0.1 to 100 ms (Linux 6.12); 0 means the kernel's slice.
         slice: Nanos,
     },
-    /// `SCHED_FIFO`, which runs before every fair thread until it blocks.
+    /// `SCHED_FIFO`: the thread runs before every fair thread until it blocks.
     Fifo {
         /// 1 to 99; higher goes first.
         priority: u8,
@@ -28,7 +28,8 @@ pub enum Policy {
     Deadline {
         runtime: Nanos,
         period: Nanos,
-        /// Whether it may use time that other such threads leave (`SCHED_FLAG_RECLAIM`).
+        /// Whether the thread may use time that other deadline threads leave
+        /// (`SCHED_FLAG_RECLAIM`).
         reclaim: bool,
     },
     /// Another policy, which is kept unchanged: batch, idle, round robin, ext.
@@ -86,7 +87,7 @@ pub enum PolicyError {
         tid: u32,
         /// The refused policy.
         policy: Policy,
-        /// Its cgroup in the v1 `cpu` hierarchy.
+        /// The thread's cgroup in the v1 `cpu` hierarchy.
         group: PathBuf,
     },
     #[error(
@@ -189,8 +190,8 @@ pub fn set(tid: u32, policy: Policy) -> Result<(), PolicyError> {
         }
         Policy::Deadline { runtime, period, reclaim } => {
             attr.sched_policy = number(libc::SCHED_DEADLINE);
-            // Children of a deadline thread would need bandwidth of their own, and KVM creates
-            // some.
+            // Children of a deadline thread would need their own bandwidth, and KVM creates such
+            // children.
             attr.sched_flags = u64::from(number(libc::SCHED_FLAG_RESET_ON_FORK));
             if reclaim {
                 attr.sched_flags |= reclaim_flag();
@@ -218,7 +219,7 @@ fn explain(tid: u32, policy: Policy, source: io::Error) -> PolicyError {
         Some(libc::EINVAL) if matches!(policy, Policy::Deadline { .. }) => {
             PolicyError::Range { tid, policy }
         }
-        // Group budgets are for FIFO and round robin; the kernel asks for none with deadlines.
+        // Group budgets apply to FIFO and round robin; a deadline thread needs none.
         Some(libc::EPERM) if matches!(policy, Policy::Deadline { .. }) => {
             PolicyError::Forbidden { tid, policy }
         }

@@ -46,8 +46,8 @@ impl Watched {
     }
 }
 
-/// Whether SIGKILL is pending for the first thread of `pid`. It was sent, or another thread ended
-/// the process, and the thread has not run since.
+/// Whether SIGKILL is pending for the first thread of `pid`. The signal was sent, or another thread
+/// ended the process, and the first thread has not run since.
 #[must_use]
 pub fn is_killed(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/status"));

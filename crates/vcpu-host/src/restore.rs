@@ -1,5 +1,5 @@
-//! Restores threads and cgroups to the state in which they were found, in any process that is left
-//! to do it.
+//! Restores threads and cgroups to the state in which they were found. Any process that survives
+//! the scheduler can do it.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};
@@ -26,7 +26,7 @@ pub const BEFORE: &str = "before";
 pub struct Before {
     /// Cgroups and their original weights.
     pub weights: Vec<(PathBuf, u64)>,
-    /// Threads and the processors that they might use originally.
+    /// Threads and the processors that they could use originally.
     pub affinities: Vec<(Identity, Vec<u32>)>,
 }
 
@@ -63,7 +63,7 @@ impl Before {
         before
     }
 
-    /// Restores all of it. What no longer exists needs nothing.
+    /// Restores all weights and affinities. Threads and cgroups that no longer exist are skipped.
     pub fn put_back(&self) {
         for (path, weight) in &self.weights {
             if let Ok(group) = Cgroup::at(path) {
@@ -114,16 +114,16 @@ pub fn confine(tid: u32, cpus: &[u32]) -> io::Result<()> {
 pub enum Reach {
     /// All threads, because the lender is dead.
     All,
-    /// Threads to which a scheduling thread lends whose bit is set. A reservation ([`HELD`]) stays,
-    /// as the kernel bounds it.
+    /// Threads of the scheduling threads whose bits are set. A reservation ([`HELD`]) stays,
+    /// because the kernel bounds it.
     LentBy(u64),
 }
 
-/// Restores the original policies of the threads in the table. Returns how many were real-time
-/// until then.
+/// Restores the original policies of the threads in the table. Returns how many of them were
+/// real-time before.
 ///
+/// # Errors
 /// The table cannot be read. Threads that are gone or were changed by others stay unchanged.
-/// The table cannot be read. Threads that are gone or were changed by others are left alone.
 pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
     let mut taken = 0;
     for (slot, entry) in table.entries()? {
@@ -133,7 +133,7 @@ pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
             continue;
         }
         taken += usize::from(restore(&entry));
-        // The lender may have removed the entry meanwhile, and it then stays removed.
+        // The lender may have removed the entry meanwhile. In that case the entry stays removed.
         if entry.until > Nanos(0) && table.get(slot)? == Some(entry) {
             table.put(slot, &Entry { until: Nanos(0), ..entry })?;
         }
@@ -158,7 +158,7 @@ fn restore(entry: &Entry) -> bool {
 /// Result of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swept {
-    /// No scheduler was there before, or it had restored everything.
+    /// No scheduler ran before, or the last one had restored everything.
     Nothing,
     /// A scheduler had died.
     After {
@@ -180,7 +180,7 @@ pub fn sweep(dir: &Path) -> io::Result<Swept> {
     sweep_in(&RunDir::take(dir).map_err(named)?).map_err(named)
 }
 
-/// [`sweep`] in a directory that was taken, so that no living scheduler uses it.
+/// [`sweep`] in a directory that this process has taken, so that no living scheduler uses it.
 pub(crate) fn sweep_in(dir: &RunDir) -> io::Result<Swept> {
     let dir = dir.path();
     let table = match LeaseTable::open(&dir.join(LEASES)) {
@@ -194,7 +194,7 @@ pub(crate) fn sweep_in(dir: &RunDir) -> io::Result<Swept> {
 }
 
 /// Restores weights and affinities, and removes the files of a dead scheduler unless they belong to
-/// another one by now.
+/// another scheduler by now.
 pub(crate) fn put_back_in(dir: &Path, table: &LeaseTable) {
     if !table.is_at(&dir.join(LEASES)) {
         return;

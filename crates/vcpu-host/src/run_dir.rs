@@ -1,17 +1,19 @@
-//! A scheduler's directory: who may write to it, and its use by one scheduler at a time.
+//! A scheduler's directory. Only one scheduler at a time uses it, and other users may not write to
+//! it.
 //!
 //! # Problem
-//! Its content decides whose policies are changed by a process that may change any. Two schedulers
-//! in one directory would lend to the same threads, and each would take the other's loans for the
-//! original state.
+//! The directory's content decides which threads' policies a privileged process changes. Two
+//! schedulers in one directory would lend to the same threads, and each would take the other's
+//! loans for the original state.
 //!
 //! # Approach
-//! No other user may write there. The switch may, because it has the same user, but it has fewer
-//! rights. For this reason no link is followed. Files are read only if they are regular and belong
-//! to the user or to root (`open`), and are written as new ones (`replace`). The scheduler's right
-//! to others' files must not be used on a name that the switch chose. A lock (`flock`) is held for
-//! as long as a scheduler or its watchdog lives. The watchdog inherits it, so a new scheduler does
-//! not start before the old one's threads are restored.
+//! No other user may write to the directory. The switch may write to it, because it has the same
+//! user, but it has fewer rights. For this reason no link is followed. Files are read only if they
+//! are regular and belong to the user or to root (`open`), and are always written as new files
+//! (`replace`). The switch must not be able to choose a name and have the scheduler open another
+//! user's file. A lock (`flock`) is held for as long as a scheduler or its watchdog lives. The
+//! watchdog inherits it, so a new scheduler does not start before the old one's threads are
+//! restored.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -28,13 +30,13 @@ use crate::restore::{self, LEASES};
 
 /// Name of the locked file.
 const LOCK: &str = "lock";
-/// Time that the watchdog of a dead scheduler may take; it needs some milliseconds.
+/// Time limit for the watchdog of a dead scheduler. It normally needs some milliseconds.
 const WATCHDOG_WITHIN: Duration = Duration::from_secs(5);
 /// Write permission for the group and for others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// A directory that this process has taken. It is free again when this is dropped and the last
-/// watchdog has ended.
+/// A directory that this process has taken. The directory is free again when this value is dropped
+/// and the last watchdog has ended.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
@@ -69,7 +71,7 @@ impl RunDir {
         &self.path
     }
 
-    /// The lock as standard input of a child process, which then holds it too.
+    /// The lock as standard input of a child process, which then holds the lock too.
     pub(crate) fn lock(&self) -> io::Result<Stdio> {
         Ok(self.lock.try_clone()?.into())
     }
@@ -80,7 +82,7 @@ impl RunDir {
 /// # Errors
 /// The path is a link or no regular file, or the file belongs to another user.
 pub(crate) fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // O_NONBLOCK, so that opening a pipe does not wait for its other end.
+    // O_NONBLOCK is set, so that opening a pipe does not wait for its other end.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = options.custom_flags(flags).open(path)?;
     let meta = file.metadata()?;
@@ -122,7 +124,7 @@ fn is_ours(path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// The scheduler that created the table there, if it lives.
+/// The scheduler that created the directory's table; `None` if it is dead.
 fn living(path: &Path) -> Option<Identity> {
     let owner = LeaseTable::open(&path.join(LEASES)).ok()?.owner().ok()?;
     restore::is_alive(owner).then_some(owner)
@@ -133,13 +135,15 @@ fn busy(pid: u32) -> io::Error {
     io::Error::new(io::ErrorKind::AddrInUse, why)
 }
 
-/// Waits for the watchdog of a dead scheduler, which holds the lock until all is restored.
+/// Waits for the watchdog of a dead scheduler. The watchdog holds the lock until everything is
+/// restored.
 fn wait(path: &Path, lock: File) -> io::Result<File> {
     if let Some(owner) = living(path) {
         return Err(busy(owner.pid));
     }
     let (send, got) = channel();
-    // The call has no time limit. A thread that still waits ends with the process.
+    // The call has no time limit, so a separate thread makes it. If the thread still waits at the
+    // end, it ends with the process.
     std::thread::spawn(move || send.send(lock.lock().map(|()| lock)));
     got.recv_timeout(WATCHDOG_WITHIN).unwrap_or_else(|_| {
         if let Some(owner) = living(path) {
@@ -210,7 +214,7 @@ mod tests {
         assert_eq!(Before::load(&dir), saved);
         assert!(dir.join(STATE).symlink_metadata().unwrap().is_file());
 
-        // Reading accepts neither a link nor a file of another user.
+        // `load` accepts neither a link nor a file of another user.
         std::fs::remove_file(dir.join(BEFORE)).unwrap();
         symlink(&precious, dir.join(BEFORE)).unwrap();
         assert_eq!(Before::load(&dir), Before::default());

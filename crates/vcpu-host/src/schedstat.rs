@@ -12,7 +12,7 @@ use std::time::Duration;
 pub struct Schedstat {
     /// Time on a processor, up to the kernel's last update.
     pub ran: Duration,
-    /// Time during which it was runnable but not running.
+    /// Time during which the thread was runnable but not running.
     pub waited: Duration,
     /// How often the thread was put on a processor.
     pub turns: u64,
@@ -77,7 +77,7 @@ mod tests {
     fn a_thread_that_computes_is_seen_to_run() {
         let me = Path::new("/proc/thread-self");
         let before = Schedstat::read(me).unwrap();
-        // Bounded by the counter under test, and by a number of reads.
+        // The loop ends when the counter grows, or after a number of reads.
         let ran = (0..10_000_000).any(|_| Schedstat::read(me).unwrap().ran > before.ran);
         assert!(ran);
         let open = File::open(me.join("schedstat")).unwrap();

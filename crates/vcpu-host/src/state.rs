@@ -18,9 +18,9 @@ pub const STATE: &str = "state.json";
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     pub pid: u32,
-    /// Process id of its watchdog; 0 if there is none, and then nothing is lent.
+    /// Process id of the watchdog. 0 means that there is none and that nothing is lent.
     pub watchdog: u32,
-    /// How often its configuration was read, successfully or not.
+    /// How often the scheduler read its configuration, successfully or not.
     #[serde(default)]
     pub loads: u64,
     /// Reason for which the last reading was refused.
@@ -37,7 +37,8 @@ pub struct CpuState {
     pub cpu: u32,
     /// Processor time of the scheduling thread in percent, as the kernel counts it.
     pub own_percent: f64,
-    /// The part of it for reading, deciding and lending; the rest is for sleeping and waking.
+    /// The part of `own_percent` for reading, deciding and lending. The rest is for sleeping and
+    /// waking.
     pub work_percent: f64,
     /// Number of polls so far.
     pub polls: u64,
@@ -49,31 +50,32 @@ pub struct CpuState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmState {
     pub name: String,
-    /// `none`, `periodic`, `aperiodic` or `reserved`, as it is kept and not as it was requested.
+    /// `none`, `periodic`, `aperiodic` or `reserved`: the mode in force, which may differ from the
+    /// requested one.
     pub mode: String,
-    /// Its deadline, or the period of its reservation, in milliseconds; 0 without one.
+    /// The VM's deadline, or the period of its reservation, in milliseconds; 0 without one.
     pub deadline_ms: f64,
     pub weight: u16,
-    /// Reason for which it does not get what it requested, with the remedy.
+    /// Reason why the VM does not get the time that it requested, with the remedy.
     pub problem: Option<String>,
     pub vcpus: Vec<VcpuState>,
 }
 
-/// State of a vCPU. A wait lasts from when it became runnable, or lost its processor, until it ran,
-/// as the kernel counts it.
+/// State of a vCPU. A wait begins when the vCPU becomes runnable or loses its processor, and ends
+/// when it runs, as the kernel counts it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VcpuState {
     /// Id of its thread.
     pub tid: u32,
-    /// Number of its processor.
+    /// Number of the vCPU's processor.
     pub cpu: u32,
-    /// Percent of the time that all vCPUs of that processor had.
+    /// The vCPU's time in percent of the time of all vCPUs of the processor.
     pub share_percent: f64,
-    /// Percent that its weight entitles it to when all have work.
+    /// Percent of the processor to which the vCPU's weight entitles it if all vCPUs have work.
     pub entitled_percent: f64,
-    /// Whether it has nothing to do.
+    /// Whether the vCPU has no work.
     pub blocked: bool,
-    /// Milliseconds that it is behind its share; negative if it is ahead.
+    /// Milliseconds that the vCPU is behind its share; negative if it is ahead.
     pub credit_ms: f64,
     /// Median of its waits, in microseconds.
     pub wait_p50_us: f64,
@@ -85,11 +87,11 @@ pub struct VcpuState {
     pub wait_max_us: f64,
     /// Number of waits.
     pub waits: u64,
-    /// Number of slices that it was lent and used.
+    /// Number of slices that the vCPU got and used.
     pub boosts: u64,
-    /// Number of events that came for it.
+    /// Number of events for the vCPU.
     pub events: u64,
-    /// Number of waits longer than its deadline and 1 ms.
+    /// Number of waits longer than the deadline plus 1 ms.
     pub missed: u64,
 }
 
@@ -102,7 +104,7 @@ impl State {
         run_dir::replace(dir, STATE, &serde_json::to_vec(self)?)
     }
 
-    /// Reads the file, if a scheduler still writes it.
+    /// Reads the file if a scheduler still writes it.
     ///
     /// # Errors
     /// The file does not exist, is of another kind, or is older than [`STALE`], because its writer

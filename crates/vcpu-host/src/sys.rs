@@ -10,7 +10,8 @@ use libc::{c_long, c_uint, pid_t, sched_attr};
 /// Size of the first version of the structure, which every kernel with these calls supports.
 const SIZE: u32 = 48;
 
-/// All zero except the size: `SCHED_OTHER`, nice 0, the kernel's own slice.
+/// Attributes that are all zero except the size. They mean `SCHED_OTHER`, nice 0 and the kernel's
+/// own slice.
 pub(crate) const fn blank() -> sched_attr {
     sched_attr {
         size: SIZE,

@@ -7,7 +7,7 @@ use penstock_vcpu::terms::VCPUS_MAX;
 use thiserror::Error;
 
 /// One vCPU thread. Thread ids are reused, so the start time is a part of the identity. A thread
-/// with the same `tid` and another `started` is a different one and must not be changed.
+/// with the same `tid` and another `started` is a different thread and must not be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VcpuThread {
     /// Number of the vCPU in its VM.
@@ -53,7 +53,7 @@ pub enum FindError {
         pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
     )]
     Several {
-        /// What the processes have in common.
+        /// Pattern or name that matches all of these processes.
         what: String,
         pids: Vec<u32>,
     },
@@ -226,20 +226,22 @@ pub(crate) fn stat_of(pid: u32, tid: u32) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `n` of "CPU n/KVM" or "CPU n/TCG", which are QEMU's names for its threads.
+/// The number `n` in "CPU n/KVM" or "CPU n/TCG", which are QEMU's names for its vCPU threads.
 fn number(name: &str) -> Option<u32> {
     let rest = name.strip_prefix("CPU ")?;
     rest.strip_suffix("/KVM").or_else(|| rest.strip_suffix("/TCG"))?.parse().ok()
 }
 
-/// Start time of a thread in clock ticks since boot; `None` if it has exited, reaped or not.
+/// Start time of a thread in clock ticks since boot; `None` if it has exited, whether or not it was
+/// reaped.
 #[must_use]
 pub fn started_at(pid: u32, tid: u32) -> Option<u64> {
     let stat = stat_of(pid, tid)?;
     if matches!(state(&stat)?, 'Z' | 'X') { None } else { started(&stat) }
 }
 
-/// Letter of the thread's state, field 3 of `stat`: R has work, others wait.
+/// Letter of the thread's state, field 3 of `stat`. R means that the thread has work, other letters
+/// that it waits.
 pub(crate) fn state(stat: &str) -> Option<char> {
     stat[stat.rfind(')')? + 1..].trim_start().chars().next()
 }
@@ -303,8 +305,8 @@ mod tests {
         let found = of_process(std::process::id()).unwrap();
         assert_eq!(found.iter().map(|t| t.vcpu).collect::<Vec<_>>(), [3]);
         assert!(found[0].is_alive());
-        // The form of `cgroup.procs`: one process a line; 0 stands for one of another pid
-        // namespace.
+        // The file has the form of `cgroup.procs`: one process per line. 0 represents a process of
+        // another pid namespace.
         let dir = std::env::temp_dir().join(format!("vcpu-threads-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();

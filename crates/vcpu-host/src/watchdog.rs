@@ -1,27 +1,27 @@
-//! The watchdog: a process that takes back what a dead or stalled scheduler lent.
+//! The watchdog: a process that takes back the loans of a dead or stalled scheduler.
 //!
 //! # Problem
 //! A computing guest with `SCHED_FIFO` leaves its processor to no other thread. A host whose
 //! scheduler was killed at the wrong moment would stay in that state.
 //!
 //! # Approach
-//! The watchdog is a separate process, with a priority above the scheduler and all that is lent. It
-//! waits on the scheduler's pidfd, and checks every [`LOOK`] whether a scheduling thread is late
-//! for its next poll by [`STALL`]. While something is lent, the next poll is due at the next slot.
+//! The watchdog is a separate process, with a priority above the scheduler and all loans. It waits
+//! on the scheduler's pidfd, and checks every [`LOOK`] whether a scheduling thread is late for its
+//! next poll by [`STALL`]. While the thread has a loan out, its next poll is due at the next slot.
 //! If the scheduler is dead, every thread and cgroup is restored. If a scheduling thread stalls,
-//! every thread to which it lends is restored, and it may lend again when it continues. Either way
-//! no thread keeps a real-time policy for 10 ms. The exception is a reservation while the scheduler
-//! only stalls, which the kernel bounds.
+//! every thread to which it lends is restored. It may lend again when it continues. In both cases
+//! every thread loses its real-time policy within 10 ms. The exception is a reservation while the
+//! scheduler only stalls, because the kernel bounds it.
 //!
 //! # Killed but not yet dead
-//! The pidfd becomes readable when the last thread of a process is gone. Its first thread may have
-//! to wait behind the very guest that was lent to. If a scheduling thread is late by [`DOUBT`], the
-//! watchdog therefore checks whether the process was killed: a thread with SIGKILL pending does
-//! nothing more.
+//! The pidfd becomes readable when the last thread of a process is gone. The process's first thread
+//! may have to wait behind the guest that has the loan. If a scheduling thread is late by
+//! [`DOUBT`], the watchdog therefore checks whether the process was killed: a thread with SIGKILL
+//! pending runs no more code.
 //!
 //! # Why a real-time process
-//! A thread would die with the scheduler. In the fair class the watchdog ran after 951 ms beside
-//! one guest with a lease; as a real-time process it ran after 0.13 ms.
+//! A thread of the scheduler would die with it. In the fair class, beside one guest with a lease,
+//! the watchdog ran only after 951 ms. As a real-time process it ran after 0.13 ms.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -42,7 +42,8 @@ use crate::process::{self, Watched};
 use crate::restore::{self, LEASES, Reach};
 use crate::run_dir::RunDir;
 
-/// Priority of the watchdog: above scheduling threads, whose priority is above what they lend.
+/// Priority of the watchdog. It is above the scheduling threads, whose priority is above their
+/// loans.
 pub const PRIORITY: u8 = 95;
 /// Time between two looks at the heartbeats.
 pub const LOOK: Duration = Duration::from_millis(2);
@@ -53,7 +54,7 @@ pub const STALL: Nanos = Nanos::from_millis(6);
 pub const DOUBT: Nanos = Nanos::from_millis(1);
 /// Line that the watchdog prints when it watches; the process id follows.
 const WATCHING: &str = "watching process";
-/// Time that a started watchdog may take until it watches.
+/// Time limit for a started watchdog until it watches.
 const READY_WITHIN: Duration = Duration::from_secs(5);
 
 /// Event that a watchdog logs.
@@ -89,8 +90,8 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
     }
     // The signal that ends the scheduler must not end its watchdog; the same Ctrl-C reaches both.
     SigSet::all().thread_block()?;
-    // A page that has to be read from disk would come too late. Without the right or the room to
-    // lock pages, the watchdog is still better than none.
+    // If a page had to be read from disk, the watchdog would act too late. If pages cannot be
+    // locked, the watchdog still runs.
     let _ = mlockall(MlockAllFlags::MCL_CURRENT);
     policy::set(0, Policy::Fifo { priority: PRIORITY }).map_err(io::Error::other)?;
     println!("{WATCHING} {}", owner.pid);
@@ -105,8 +106,8 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
         }
         match beats.iter().position(by(STALL)) {
             Some(at) => {
-                // Repeated at each look, because the thread may have lent once more before it
-                // stalled.
+                // The loans are taken back at each check, because the thread may have lent once
+                // more before it stalled.
                 let taken = take_of_stalled(&table, &beats, by(STALL))?;
                 if !stalled || taken > 0 {
                     tell(Sight::Stalled { at, taken });
@@ -126,15 +127,15 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes back what stalled scheduling threads lent; the others continue.
+/// Takes back the loans of stalled scheduling threads. The other threads continue.
 fn take_of_stalled(
     table: &LeaseTable,
     beats: &[Nanos],
     stands_still: impl Fn(&Nanos) -> bool,
 ) -> io::Result<usize> {
     let still: Vec<usize> = (0..beats.len()).filter(|at| stands_still(&beats[*at])).collect();
-    // A thread that wakes up meanwhile notices in its next poll what was taken of its earlier
-    // loans. The second note covers loans that it made in that poll.
+    // If a stalled thread wakes up meanwhile, it notices in its next poll that its earlier loans
+    // were taken. The second note covers loans that it made in that poll.
     still.iter().try_for_each(|at| table.note_taking(*at))?;
     let loops = still.iter().fold(0, |loops, at| loops | 1 << at);
     let taken = restore::take_back(table, Reach::LentBy(loops));
@@ -147,16 +148,17 @@ fn take_of_stalled(
 pub struct Watchdog {
     child: Child,
     watched: Watched,
-    // Kept open, because closing it would end the watchdog at its next line.
+    // Standard output of the watchdog. It stays open, because the watchdog would end at its next
+    // line otherwise.
     _says: ChildStdout,
 }
 
 impl Watchdog {
     /// Starts `command`, which must call [`watch`], and waits until it watches. The directory stays
-    /// taken until it has ended.
+    /// taken until the watchdog has ended.
     ///
     /// # Errors
-    /// It cannot be started or does not watch; standard error has its message.
+    /// The watchdog cannot be started or does not watch. Its message is on standard error.
     pub fn start(mut command: Command, dir: &RunDir) -> io::Result<Self> {
         let mut child = command.stdin(dir.lock()?).stdout(Stdio::piped()).spawn()?;
         let watched = Watched::open(child.id());
@@ -174,25 +176,25 @@ impl Watchdog {
         ))
     }
 
-    /// Id of its process.
+    /// Process id of the watchdog.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Readable as soon as it is dead.
+    /// Descriptor that is readable as soon as the watchdog is dead.
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.watched.as_fd()
     }
 
-    /// Whether it still watches. If it does not, nothing may be lent.
+    /// Whether the watchdog still watches. If not, nothing may be lent.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 }
 
-/// Whether it prints in time that it watches. Other output is ignored.
+/// Whether the watchdog prints in time that it watches. Other output is ignored.
 fn hears(says: &ChildStdout) -> bool {
     let begin = clock::now();
     let (mut said, mut part) = (Vec::new(), [0; 256]);

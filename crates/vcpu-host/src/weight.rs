@@ -2,22 +2,22 @@
 //!
 //! # Problem
 //! The kernel's fair class does not count time that a vCPU was lent. With D = 3 ms one of six hogs
-//! had 30.6 % of a processor, not 16.7.
+//! had 30.6 % of a processor instead of 16.7 %.
 //!
 //! # Source
-//! Measured; the accounts are those of [`penstock_vcpu::credit_book`].
+//! The problem was measured. The credits come from [`penstock_vcpu::credit_book`].
 //!
 //! # Approach
 //! A vCPU's credits say how much time it is ahead of its share (negative) or behind it. Every epoch
 //! its weight becomes base * (1 + credit / (share * [`HORIZON`])), at least 1/500 and at most four
-//! times the base. Credits are the sum over time of the missing share. When they stop changing,
-//! nothing is missing any more. Shares thus have no lasting error, although the weight only follows
-//! in proportion. Reaching a bound causes no error either, because credits continue to count.
+//! times the base. Credits are the sum over time of the missing share. When credits stop changing,
+//! no share is missing any more. Shares thus have no lasting error, although the weight is only
+//! proportional to the credits. A bound on the weight causes no error either, because credits
+//! continue to count.
 //!
 //! # Departures
-//! Xen lets a vCPU that is OVER wait for all that are UNDER. Weights near zero would do this
-//! exactly too, but every vCPU would wait for epochs of 30 ms.
-//! nothing that would be exact too, but everybody would wait for epochs of 30 ms.
+//! In Xen a vCPU in state OVER waits for all vCPUs in state UNDER. Weights near zero would have the
+//! same effect, but every vCPU would wait for epochs of 30 ms.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +26,7 @@ use penstock_units::Nanos;
 
 use crate::cgroup::Cgroup;
 
-/// Time in which a missing share would be made up: a third of it in an epoch.
+/// Time in which a missing share would be made up. An epoch makes up a third of it.
 pub const HORIZON: Nanos = Nanos::from_millis(100);
 
 /// Weight one, in the millionths of this module.
@@ -40,8 +40,8 @@ const OF_NICE: [u64; 40] = [
 ];
 
 /// Weight of a vCPU in millionths of the kernel's default. Its base weight is `base_ppm` of the
-/// default, and its share of the processor is `share_ppm`. It is `credit` nanoseconds behind, or
-/// ahead if negative.
+/// default, and its share of the processor is `share_ppm`. The vCPU is `credit` nanoseconds behind
+/// its share, or ahead if `credit` is negative.
 #[must_use]
 pub fn parts(base_ppm: u64, share_ppm: u64, credit: i64) -> u64 {
     let horizon = i128::from(HORIZON.0) * i128::from(share_ppm.max(1)) / ONE;
@@ -54,7 +54,7 @@ pub fn parts(base_ppm: u64, share_ppm: u64, credit: i64) -> u64 {
 #[must_use]
 pub fn nice(parts: u64) -> i8 {
     let want = u128::from(parts) * 1_024;
-    // The geometric mean separates two neighbours, because each is 1.25 times the next.
+    // The geometric mean separates two neighbours, because each weight is 1.25 times the next.
     let heavier = |pair: &[u64]| {
         u128::from(pair[0]) * u128::from(pair[1]) * 1_000_000_000_000 >= want.saturating_mul(want)
     };
@@ -63,7 +63,7 @@ pub fn nice(parts: u64) -> i8 {
 }
 
 /// The weight of a cgroup that contains only one VM: the sum of the weights of its vCPUs that have
-/// work. The kernel divides it among the processors by what runs in the group on each.
+/// work. The kernel divides the weight among the processors by the load of the group on each.
 #[derive(Debug)]
 pub struct GroupWeight {
     group: Cgroup,
@@ -78,7 +78,7 @@ impl GroupWeight {
         Self { group, parts: Mutex::new(vec![(0, false); vcpus]) }
     }
 
-    /// Sets one vCPU's part. If none has work, the sum is over all.
+    /// Sets one vCPU's part. If no vCPU has work, the sum includes all vCPUs.
     fn set(&self, at: usize, parts: u64, works: bool) -> io::Result<usize> {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mine) = all.get_mut(at) {
@@ -89,7 +89,7 @@ impl GroupWeight {
             counted.fold(0, |sum: u64, (parts, _)| sum.saturating_add(*parts))
         };
         let sum = Some(sum(false)).filter(|sum| *sum > 0).unwrap_or_else(|| sum(true));
-        // Written under the lock, so that an older sum cannot follow a newer one.
+        // The sum is written under the lock, so that an older sum cannot overwrite a newer one.
         self.group.set_weight(self.group.scaled(sum))?;
         Ok(all.len())
     }
@@ -98,16 +98,17 @@ impl GroupWeight {
 /// How a vCPU's weight is set.
 #[derive(Clone, Debug)]
 pub enum Weigher {
-    /// By its nice value, because it shares a cgroup with others.
+    /// The weight is set by the nice value, because the vCPU shares a cgroup with others.
     Nice,
-    /// By the weight of its VM's cgroup.
+    /// The weight is set by the weight of the VM's cgroup.
     Group {
         /// The cgroup; all vCPUs of the VM contribute to its weight.
         all: Arc<GroupWeight>,
-        /// Number of this vCPU among them.
+        /// Number of this vCPU among the VM's vCPUs.
         at: usize,
-        /// The cgroup inside of it that contains only this vCPU. Its weight, or else the nice
-        /// value, says how much of the VM's weight is on this vCPU's processor.
+        /// The cgroup inside of the VM's cgroup that contains only this vCPU. Its weight, or
+        /// without it the nice value, determines how much of the VM's weight counts on this vCPU's
+        /// processor.
         leaf: Option<Cgroup>,
     },
 }
@@ -134,7 +135,8 @@ mod tests {
     #[test]
     fn without_credits_a_vcpu_has_its_base_weight() {
         assert_eq!(parts(1_000_000, 166_667, 0), 1_000_000);
-        // A sixth of 100 ms behind gives twice the weight; far ahead gives next to nothing.
+        // A vCPU that is a sixth of 100 ms behind gets twice the weight. A vCPU that is far ahead
+        // gets almost none.
         let twice = parts(1_000_000, 166_667, 16_666_700);
         assert!((1_990_000..=2_010_000).contains(&twice), "{twice}");
         assert_eq!(parts(1_000_000, 166_667, -300_000_000), 2_000);
@@ -174,7 +176,8 @@ mod tests {
         };
         assert_eq!(said(&first, 1_000_000, true), (Some(0), 100, 100));
         assert_eq!(said(&second, 1_000_000, true), (None, 200, 100));
-        // Far ahead of its share, the VM has less weight, on this vCPU's processor only.
+        // If a vCPU is far ahead of its share, the VM has less weight on this vCPU's processor
+        // only.
         assert_eq!(said(&second, 2_000, true), (None, 100, 1));
         assert_eq!(said(&second, 4_000_000, true), (None, 500, 400));
         assert_eq!(said(&first, 2_000, true).1, 400);
@@ -190,8 +193,8 @@ mod tests {
         assert!(alone.apply(300_000, true).is_err());
     }
 
-    /// Hogs whose run time follows the weights; one is also lent time. All reach their share, which
-    /// they do not without credits.
+    /// Hogs run by their weights, and one hog also gets loans. With credits all hogs reach their
+    /// share; without credits they do not.
     #[test]
     fn shares_have_no_lasting_error_although_one_is_lent_time() {
         const EPOCH: i64 = 30_000_000;

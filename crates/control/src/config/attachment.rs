@@ -1,4 +1,4 @@
-//! The attachment of a port: one table for each type, with the type's keys.
+//! The attachment of a port. Each type has a table with its keys.
 
 use core::fmt;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! The cost model's file: it is read whole or refused whole, and written by `penstock calibrate`.
+//! The cost model's file. `penstock calibrate` writes it. A file with a mistake is refused as a
+//! whole.
 //!
 //! Errors have the form of the host configuration's. `docs/reference/cost-model.md` has keys and
 //! units.
@@ -154,7 +155,7 @@ pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
 /// Reads a model's file.
 ///
 /// # Errors
-/// All mistakes at once; a file that cannot be read is one.
+/// All mistakes at once. A file that cannot be read is a mistake too.
 pub fn load_model(path: &Path) -> Result<CostModel, ConfigErrors> {
     parse_model(&penstock_toml::read_file(path)?, &path.display().to_string())
 }
@@ -355,7 +356,7 @@ fn write_model(out: &mut String, parts: &Parts) -> core::fmt::Result {
 mod tests {
     use super::*;
 
-    /// A small model that is right.
+    /// A small valid model.
     const GOOD: &str = r#"
 [about]
 version = 1

@@ -1,4 +1,4 @@
-//! A configuration while it is being checked: each object was read by itself.
+//! A configuration while it is being checked. Each object was read by itself.
 
 use penstock_toml::{Object, Report, list, section, unknown_sections};
 use penstock_vcpu::terms::{VcpuSection, VmTable};

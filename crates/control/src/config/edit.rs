@@ -17,7 +17,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The table's name in the file, and the word for it in messages.
+    /// Name of the table in the file and of the object in messages.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Tenant => "tenant",

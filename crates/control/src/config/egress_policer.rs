@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::ingress_policer::FCS_BYTES;
 use super::share::Weight;
 
-/// Least bytes at once: a frame of an MTU of 1,500 must pass.
+/// Minimum burst in bytes, so that a frame of an MTU of 1,500 passes.
 const BURST_MIN: u32 = 1_514;
 
 /// What a tenant's VM may receive above its part.
@@ -54,7 +54,7 @@ pub struct EgressPolicer {
 }
 
 impl EgressPolicer {
-    /// Checks the table with key `of`.
+    /// Checks the table under the key `of`.
     pub(super) fn check<T>(&self, object: &Object<'_, T>, of: &str, report: &mut Report<'_>) {
         let outside =
             |report: &mut Report<'_>, key: &str, value: String, least: String, most: String| {
@@ -109,8 +109,8 @@ impl EgressPolicer {
     }
 }
 
-/// The limits of a tenant's ports: a port's own ones, or its part of the tenant's limits `whole` by
-/// `uplink_share`. Depths of parts are the tenant's.
+/// The limits of a tenant's ports: a port's own limits, or its part of the tenant's limits `whole`
+/// by `uplink_share`. A part has the same depth as the tenant's limit.
 pub(super) fn parts(
     whole: Option<EgressPolicer>,
     ports: &[(Option<EgressPolicer>, Weight)],

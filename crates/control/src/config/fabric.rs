@@ -114,7 +114,7 @@ pub struct AgentTerms {
     pub controllers: Vec<String>,
     /// File of the last plan.
     pub plan: PathBuf,
-    /// Certificates, with absolute paths; `None`: nothing is encrypted.
+    /// Certificates, with absolute paths. `None` means that nothing is encrypted.
     pub tls: Option<FabricTls>,
 }
 

@@ -1,4 +1,5 @@
-//! The ingress policer, `police`: it limits what a port sends, under the policies `bps` and `pps`.
+//! The ingress policer, `police`. Under the policies `bps` and `pps` it limits the frames that a
+//! port sends.
 
 use penstock_qos::cost_model::FCS;
 use penstock_qos::policer::{Limit, Spec, SpecError, default_depth, default_frames};
@@ -12,7 +13,7 @@ use super::share::{Contract, ContractRate, Sizes};
 
 /// Mean frame of IMIX (RFC 6985: 7 of 64, 4 of 594, 1 of 1518 bytes) with FCS.
 const IMIX_BYTES: u64 = 362;
-/// Bytes that every rate counts for a frame in addition to those that the switch sees: the FCS.
+/// Bytes of the FCS, which every rate counts in addition to the bytes that the switch sees.
 pub(super) const FCS_BYTES: u8 = 4;
 const _: () = assert!(FCS_BYTES as u64 == FCS);
 
@@ -100,11 +101,11 @@ fn limit(police: &IngressPolicer) -> Result<Limit, IngressPolicerError> {
     }
 }
 
-/// What a port with this `policy` is policed by: `police`, or the rate of `contract`. `None`: other
-/// policies do not police.
+/// The limit of a port with this `policy`: `police`, or the rate of `contract`. `None` under
+/// policies that do not police.
 ///
 /// # Errors
-/// There is nothing to police by, or it is impossible.
+/// The port has neither `police` nor `contract`, or the limit is impossible.
 pub(super) fn checked(
     police: Option<&IngressPolicer>,
     contract: Option<&Contract>,
@@ -146,8 +147,8 @@ pub(super) fn checked(
     Ok(Some(Spec::new(limit)?.per_frame(FCS_BYTES)))
 }
 
-/// The rate that a port bought, in bits per second, FCS included: the contract's, else that of
-/// `police`. Frames per second count by the contract's size.
+/// The rate that a port purchased, in bits per second, FCS included: the contract's rate, otherwise
+/// the rate of `police`. Frames per second are converted by the contract's frame size.
 pub(super) fn bought(
     police: Option<&IngressPolicer>,
     contract: Option<&Contract>,

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The machine as far as a configuration depends on it. Unknown properties refuse nothing.
+/// The machine as far as a configuration depends on it. An unknown property refuses no
+/// configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// CPUs on which the daemon may run; `None` if they are unknown.

@@ -1,15 +1,15 @@
-//! The host's configuration: a TOML file, read whole or refused whole.
+//! The host's configuration: a TOML file, which is accepted or refused as a whole.
 //!
 //! # Problem
 //! A wrong file must never half apply, and its author must learn of all mistakes at once, each with
 //! its place and remedy.
 //!
 //! # Approach
-//! [`parse`] reads text in three steps: syntax, each object's own values, and what objects say of
-//! each other. The first syntax error ends the reading. The result is valid as a whole. Each
-//! section of the file has a module with its keys, its own checks and its terms for the data path;
-//! these modules do not import each other's objects. Checks across objects are in `check`. Keys,
-//! units, ranges and defaults are in `docs/reference/configuration.md`.
+//! [`parse`] reads text in three steps: syntax, each object's own values, and references between
+//! objects. The first syntax error ends the reading. The result is valid as a whole. Each section
+//! of the file has a module with its keys, its own checks and its terms for the data path; these
+//! modules do not import each other's objects. Checks across objects are in `check`. Keys, units,
+//! ranges and defaults are in `docs/reference/configuration.md`.
 
 mod attachment;
 mod check;

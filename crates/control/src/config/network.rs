@@ -25,7 +25,7 @@ pub(crate) struct Networks {
 }
 
 impl Networks {
-    /// `None` is a tenant whose table has mistakes.
+    /// The networks of these tenants. `None` is a tenant whose table has mistakes.
     pub(crate) fn new<'a>(tenants: impl Iterator<Item = Option<&'a Tenant>>) -> Self {
         let mut networks = Self::default();
         for (at, tenant) in tenants.enumerate() {

@@ -74,8 +74,8 @@ impl Queue {
     }
 }
 
-/// The queue towards a port, `None` if frames never wait for it: it exists if the port says so,
-/// if it is shared or if what goes to it is shaped.
+/// The queue towards a port. A queue exists if the port configures one, if the port is shared, or
+/// if frames to the port are shaped. `None` if frames never wait for the port.
 pub(super) fn terms(
     queue: Option<Queue>,
     egress: Egress,

@@ -20,7 +20,7 @@ pub fn parse(text: &str, file: &str) -> Result<HostConfig, ConfigErrors> {
     read(text, file, &Machine::default())
 }
 
-/// As [`parse`]. The CPUs of the configuration must exist on `machine`.
+/// Like [`parse`]. In addition, the CPUs of the configuration must exist on `machine`.
 ///
 /// # Errors
 /// All mistakes at once, in the order of the text.
@@ -31,13 +31,13 @@ pub fn parse_on(text: &str, file: &str, machine: &Machine) -> Result<HostConfig,
 /// Reads and checks a configuration file on this machine.
 ///
 /// # Errors
-/// All mistakes at once; a file that cannot be read is one.
+/// All mistakes at once. A file that cannot be read is a mistake too.
 pub fn load(path: &Path) -> Result<HostConfig, ConfigErrors> {
     read(&read_file(path)?, &path.display().to_string(), &Machine::here())
 }
 
-/// Rewrites a configuration file with current keys. Its comments and order stay. Returns the old
-/// keys, a sentence each; without old keys it writes nothing.
+/// Rewrites a configuration file with current keys. Its comments and order stay. Returns one
+/// sentence for each old key. Without old keys it writes nothing.
 ///
 /// # Errors
 /// All mistakes at once. The file stays unchanged. A file that cannot be read or written is a
@@ -57,7 +57,6 @@ pub fn migrate(path: &Path) -> Result<Vec<String>, ConfigErrors> {
     Ok(old)
 }
 
-/// See [`parse_on`].
 fn read(text: &str, file: &str, machine: &Machine) -> Result<HostConfig, ConfigErrors> {
     penstock_toml::read(text, file, |root, report| {
         let mut root = root.clone();

@@ -1,4 +1,4 @@
-//! Named choices. An unknown name is refused with the release and the known names.
+//! Named choices. The error about an unknown name contains the release and the known names.
 
 use core::fmt;
 use core::str::FromStr;

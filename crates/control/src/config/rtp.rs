@@ -23,7 +23,7 @@ const fn video() -> u32 {
     90_000
 }
 
-/// Checks the streams of a port; `is_owned`: it is a tenant's port.
+/// Checks the streams of a port. `is_owned` says that the port belongs to a tenant.
 pub(super) fn check<T>(
     object: &Object<'_, T>,
     streams: &[RtpStream],

@@ -1,13 +1,14 @@
 //! The JSON schemas of the configuration files, for editors.
 //!
 //! # Problem
-//! An editor should mark what `host check` refuses. The types contain only a part of that.
+//! An editor should mark everything that `host check` refuses. The types contain only a part of
+//! these rules.
 //!
 //! # Approach
-//! The types give keys, types and ranges. [`rules`] adds forms of names and addresses, and which
-//! keys need or exclude each other. It has the shape of the schema and is merged into it. `host
-//! check` alone sees the whole file: names that do not exist, duplicates. `tests/all/schema.rs`
-//! compares schema and check.
+//! The types give keys, types and ranges. [`rules`] adds the forms of names and addresses, and the
+//! keys that need or exclude each other. The value of [`rules`] has the shape of the schema and is
+//! merged into it. Only `host check` sees the whole file and finds duplicates and names that do not
+//! exist. `tests/all/schema.rs` compares schema and check.
 
 use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
 use penstock_toml::schema::{ADDRESS, FileSchema, Tables, has, merge, need, written};
@@ -86,7 +87,7 @@ fn rules() -> Value {
             "FdbStatic": {
                 "properties": { "port": { "pattern": NAME }, "tenant": { "pattern": NAME } }
             },
-            // The first byte of one station's address is even.
+            // The first byte of a station's address is even.
             "StationMac": {
                 "pattern": "^[0-9a-fA-F][02468aceACE]([:-][0-9a-fA-F]{2}){5}$"
             }

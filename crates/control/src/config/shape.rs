@@ -46,7 +46,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Checks the table of a port with this `egress`; `has_tso`: its VM may send large segments.
+    /// Checks the table of a port with this `egress`. `has_tso` says that the port's VM may send
+    /// large segments.
     pub(super) fn check<T>(
         &self,
         object: &Object<'_, T>,
@@ -84,12 +85,12 @@ impl Shape {
         }
     }
 
-    /// What the port sends.
+    /// Shaper of the frames that the port sends.
     pub(super) fn send_terms(&self) -> Option<ShapeTerms> {
         self.send.map(|rate| self.terms(rate))
     }
 
-    /// What the port receives.
+    /// Shaper of the frames that the port receives.
     pub(super) fn receive_terms(&self) -> Option<ShapeTerms> {
         self.receive.map(|rate| self.terms(rate))
     }

@@ -1,5 +1,5 @@
-//! What a port bought: `contract`, `cycles`, `cycle_weight`, `priority`; and `[model]`, which turns
-//! contracts into cycles.
+//! The keys for a port's purchased cycles (`contract`, `cycles`, `cycle_weight`, `priority`), and
+//! `[model]`, which turns contracts into cycles.
 
 use core::fmt;
 use core::str::FromStr;

@@ -1,4 +1,4 @@
-//! `[switch]`: the part of a host as a switch of a fabric, and who may set its queues.
+//! `[switch]`: a host as a switch of a fabric, and the controllers that may set its queues.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ fn controllers() -> Vec<String> {
 }
 
 impl SwitchSection {
-    /// Whether controllers set port `name`, which has this `egress`.
+    /// Whether controllers set the queues of port `name` with this `egress`.
     pub(crate) fn sets(&self, name: &str, egress: Egress) -> bool {
         egress == Egress::Wfq
             && (self.ports.is_empty() || self.ports.iter().any(|port| port == name))

@@ -1,5 +1,5 @@
-//! What the data path, the fabric's agent and the fabric's switch need of the configuration, worked
-//! out of several keys. The values come from the sections' own files; here they meet each other.
+//! Values for the data path, the fabric's agent and the fabric's switch that depend on several
+//! keys. The modules of the sections compute single values; this module combines them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,12 +46,12 @@ impl HostConfig {
 }
 
 impl Tenant {
-    /// What its VMs may receive together.
+    /// Limits on what the tenant's VMs may receive together.
     pub(crate) fn receive_terms(&self) -> Option<Terms> {
         self.receive.map(|receive| receive.terms())
     }
 
-    /// What its VMs may send by shared ports together.
+    /// Limits on what the tenant's VMs may send by shared ports together.
     pub(crate) fn send_terms(&self) -> Option<Terms> {
         self.send.map(|send| send.terms())
     }
@@ -61,7 +61,7 @@ impl Tenant {
         self.receive.unwrap_or_default().sharing()
     }
 
-    /// What each of its `ports` may receive, in their order.
+    /// Limits on what each of the tenant's `ports` may receive, in the order of `ports`.
     pub(crate) fn parts(&self, ports: &[&Port]) -> Vec<Terms> {
         let ports: Vec<_> = ports.iter().map(|port| (port.receive, port.uplink_share)).collect();
         egress_policer::parts(self.receive, &ports)
@@ -69,39 +69,41 @@ impl Tenant {
 }
 
 impl Port {
-    /// What the port is policed by, `None` under policies that do not police.
+    /// The port's ingress limit. `None` under policies that do not police.
     ///
     /// # Errors
-    /// There is nothing to police by, or it is impossible.
+    /// The port has neither `police` nor `contract`, or the limit is impossible.
     pub(super) fn checked_ingress_policer(&self) -> Result<Option<Spec>, IngressPolicerError> {
         ingress_policer::checked(self.police.as_ref(), self.contract.as_ref(), self.ingress_policy)
     }
 
-    /// What the port is policed by. The configuration must be a checked one.
+    /// The port's ingress limit. The configuration must have been checked.
     #[must_use]
     pub fn ingress_policer(&self) -> Option<Spec> {
         self.checked_ingress_policer().ok().flatten()
     }
 
-    /// The rate that the port bought, in bits per second, FCS included: the contract's, else that
-    /// of `police`. Frames per second count by the contract's size.
+    /// The rate that the port purchased, in bits per second, FCS included: the contract's rate,
+    /// otherwise the rate of `police`. Frames per second are converted by the contract's frame
+    /// size.
     #[must_use]
     pub fn bought(&self) -> Option<BitsPerSecond> {
         ingress_policer::bought(self.police.as_ref(), self.contract.as_ref())
     }
 
-    /// The shaper of what it sends.
+    /// The shaper of the frames that the port sends.
     pub(crate) fn shaped(&self) -> Option<ShapeTerms> {
         self.shape.as_ref()?.send_terms()
     }
 
-    /// The queue towards it; `None`: frames never wait for it.
+    /// The queue towards the port. `None` if frames never wait for the port.
     pub(crate) fn queued(&self) -> Option<QueueTerms> {
         let shaped = self.shape.and_then(|shape| shape.receive_terms());
         queue::terms(self.queue, self.egress, shaped, self.link)
     }
 
-    /// Whether one worker must own all its queue pairs: a queue and a shaper have one owner.
+    /// Whether one worker must own all queue pairs of the port, because a queue or a shaper has a
+    /// single owner.
     pub(crate) fn is_one_workers(&self) -> bool {
         self.queued().is_some() || self.shaped().is_some()
     }
@@ -111,7 +113,8 @@ impl Port {
         self.rtp.iter().map(|stream| (stream.port, stream.clock_hz)).collect()
     }
 
-    /// The queues of a `wfq` output. `tenant` returns a tenant's number; lanes of `old` stay.
+    /// The queues of a `wfq` output. `tenant` returns a tenant's number. Lanes that exist in `old`
+    /// stay.
     pub(crate) fn classes(
         &self,
         tenant: impl Fn(&str) -> Option<u16>,

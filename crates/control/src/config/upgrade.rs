@@ -10,7 +10,7 @@ use toml_edit::{DocumentMut, Item, Key, Table};
 
 use super::attachment::Attachment;
 
-/// Table, old key, current key.
+/// Renamed keys: table, old key, current key.
 const RENAMED: [(&str, &str, &str); 3] = [
     ("tenant", "weight", "uplink_weight"),
     ("port", "weight", "cycle_weight"),
@@ -42,7 +42,7 @@ pub(super) struct Old {
     first: String,
 }
 
-/// The old keys in `text`, a sentence each; none if the text is not TOML.
+/// One sentence for each old key in `text`. The list is empty if the text is not TOML.
 #[must_use]
 pub fn outdated(text: &str) -> Vec<String> {
     let Ok(mut document) = text.parse::<DocumentMut>() else { return Vec::new() };
@@ -76,7 +76,7 @@ fn changed(text: &str, change: impl FnOnce(&mut Table)) -> String {
     document.to_string()
 }
 
-/// Gives all tables of a file their current keys. Returns the old ones.
+/// Renames the old keys in all tables of a file. Returns the old keys.
 pub(super) fn upgrade(root: &mut Table) -> Vec<Old> {
     let mut all: Vec<Old> = Vec::new();
     for kind in ["tenant", "port"] {
@@ -102,7 +102,7 @@ pub(super) fn upgrade(root: &mut Table) -> Vec<Old> {
     all
 }
 
-/// As [`upgrade`], for one table of this kind. Returns old and current keys.
+/// Like [`upgrade`], for one table of this kind. Returns pairs of old and current key.
 pub(super) fn upgrade_table(kind: &str, table: &mut Table) -> Vec<(String, String)> {
     let mut done = Vec::new();
     for (_, before, now) in RENAMED.into_iter().filter(|(of, ..)| *of == kind) {
@@ -195,8 +195,8 @@ fn rebuild(table: &mut Table, mut change: impl FnMut(Key, Item) -> Option<(Key, 
     }
 }
 
-/// The path of a key that a client names: the current name, with the table of the port's attachment
-/// in front if the key belongs there.
+/// The path of a key that a client names. The path is the current name. A key of a port's
+/// attachment has the attachment's table in front.
 pub(super) fn path(kind: &str, table: &Table, key: &str) -> String {
     if let Some((.., now)) = RENAMED.iter().find(|(of, before, _)| (*of, *before) == (kind, key)) {
         return (*now).to_owned();

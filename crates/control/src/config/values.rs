@@ -67,7 +67,7 @@ pub(super) fn check_range<T>(
     }
 }
 
-/// Checks that a path can be that of a unix socket.
+/// Checks that a path is valid for a unix socket.
 pub(super) fn check_socket<T>(
     object: &Object<'_, T>,
     path: &str,

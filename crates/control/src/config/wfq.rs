@@ -132,7 +132,8 @@ impl Wfq {
         }
     }
 
-    /// The queues for the data path. `tenant` returns a tenant's number; lanes of `old` stay.
+    /// The queues for the data path. `tenant` returns a tenant's number. Lanes that exist in `old`
+    /// stay.
     pub(super) fn classes(&self, tenant: impl Fn(&str) -> Option<u16>, old: &Classes) -> Classes {
         let mut classes = Classes::new(self.queues.into());
         for (queue, weight) in self.weights.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! History of counters over the last seconds.
 //!
-//! The daemon keeps the last [`SECONDS`] readings, one a second. The workers are not involved. An
+//! The daemon keeps the last [`SECONDS`] readings, one per second. The workers are not involved. An
 //! answer uses the growth of counters since the reading of the requested age, or since the oldest
-//! one.
+//! reading.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -50,7 +50,8 @@ impl History {
         self.0.push_back(moment);
     }
 
-    /// The latest reading of age `age` or more at `now`, else the oldest.
+    /// The latest reading that is at least `age` old at `now`. If there is none, the oldest
+    /// reading.
     pub(crate) fn since(&self, now: Nanos, age: Nanos) -> Option<&Moment> {
         let old = self.0.iter().rev().find(|moment| now.saturating_sub(moment.at) >= age);
         old.or_else(|| self.0.front())

@@ -1,16 +1,16 @@
 //! `penstock explain`: why a port has its rate.
 //!
 //! # Problem
-//! A VM's owner says "it is slow". The rate may be the one that the VM bought, the spare cycles
-//! beside its neighbours, the limit of the core, of the link or of the receiver, or simply all that
-//! the VM sends. Each cause has another remedy.
+//! A VM's owner says "it is slow". The rate may be the purchased rate, or the core, the neighbours,
+//! the link or the receiver may limit it. It may also be that the VM sends no more. Each cause has
+//! another remedy.
 //!
 //! # Source
 //! C2QoS §II (resources for which VMs compete), §IV, §VII.
 //!
 //! # Approach
-//! The answer comes from the growth of counters over some seconds. It is the first of these rows
-//! whose evidence exists:
+//! The answer comes from the growth of counters over some seconds. The answer is the first row of
+//! this table whose evidence exists:
 //!
 //! | limit | evidence |
 //! |---|---|
@@ -26,11 +26,11 @@
 //! | core | frames waited, and the core was full |
 //! | nothing | none of these: the port sends less |
 //!
-//! Frames count as waiting if half of the port's batches were full. Parts below
+//! Frames count as waiting if half of the port's batches were full. Counts below
 //! [`NOTICEABLE_PERMILLE`] are no evidence.
 //!
 //! # Cost
-//! The workers do nothing more. The daemon reads existing counters once a second into a ring of
+//! The workers do nothing more. The daemon reads existing counters once per second into a ring of
 //! [`history::SECONDS`] readings.
 //!
 //! # Departures
@@ -48,23 +48,26 @@ use penstock_dataplane::schedule::IngressPolicy;
 
 use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus, QueueStatus, bits_of};
 
-/// Parts below this are noise, in thousandths.
+/// Fractions below this value are noise, in thousandths.
 pub(crate) const NOTICEABLE_PERMILLE: u64 = 5;
-/// Part of the time without cycles from which on the bucket holds a port back.
+/// If a port is without cycles for at least this fraction of the time, the bucket limits it. In
+/// thousandths.
 const THROTTLED_PERMILLE: u64 = 50;
-/// Part of full batches from which on frames count as waiting.
+/// If at least this fraction of the batches is full, frames count as waiting. In thousandths.
 const FULL_PERMILLE: u64 = 500;
-/// Load from which on a core is full.
+/// A core with at least this load is full. In thousandths.
 const CORE_FULL_PERMILLE: u64 = 950;
-/// Part of a core's load from which on one port has the core to itself.
+/// If a port causes at least this fraction of a core's load, it has the core to itself. In
+/// thousandths.
 const ALONE_PERMILLE: u64 = 900;
-/// Part of its entitlement below which a port did not get it.
+/// If a port got less than this fraction of its entitlement, it did not get the entitlement. In
+/// thousandths.
 const ENTITLED_PERMILLE: u64 = 970;
-/// Load from which on a link is full.
+/// A link with at least this load is full. In thousandths.
 const LINK_FULL_PERMILLE: u64 = 950;
 /// Drops above the sender's own rates.
 const OWN: [DropReason; 2] = [DropReason::Policed, DropReason::SendLimit];
-/// Drops at the receiver: without room, or above the receiver's limits.
+/// Drops at the receiver, because it has no room or its limits are exceeded.
 const FULL: [DropReason; 5] = [
     DropReason::RingFull,
     DropReason::HandoverFull,
@@ -82,7 +85,7 @@ pub(crate) struct PortGrowth {
     pub(crate) reading: PortReading,
     /// Cycles by worker.
     pub(crate) cycles: Vec<u64>,
-    /// Entitlement and class. For a port without metering, its floor.
+    /// Policy, entitlement and class. For a port without metering the entitlement is its floor.
     pub(crate) policy: IngressPolicy,
     pub(crate) entitled: u64,
     pub(crate) weight: u16,
@@ -91,7 +94,7 @@ pub(crate) struct PortGrowth {
     pub(crate) dscp: Option<u8>,
     /// The `wfq` queues. Of their counters only `drops` is a growth.
     pub(crate) queues: Vec<QueueStatus>,
-    /// Debt of the bucket at the end.
+    /// Debt of the bucket at the end of the time.
     pub(crate) debt: u64,
     /// The part of its contract's profile that the port exceeds.
     pub(crate) breach: Option<String>,
@@ -134,8 +137,8 @@ impl Growth {
         u64::try_from(cycles).unwrap_or(u64::MAX)
     }
 
-    /// Load of a worker in thousandths of its capacity. Without a capacity, in thousandths of the
-    /// time: a full core was never idle.
+    /// Load of a worker in thousandths of its capacity. If the worker has no configured capacity,
+    /// the load is in thousandths of the time, and a full core was never idle.
     fn busy_permille(&self, worker: usize) -> u64 {
         let Some(growth) = self.workers.get(worker) else { return 0 };
         let WorkerReading { cycles_busy, cycles_idle, cycles_control, .. } = growth.reading;
@@ -171,12 +174,13 @@ impl Growth {
     }
 }
 
-/// The question and its data.
+/// The port of a question, and the data for its answer.
 pub(crate) struct Question<'a> {
     pub(crate) growth: &'a Growth,
     pub(crate) port: &'a PortGrowth,
     pub(crate) status: &'a PortStatus,
-    /// The worker that spent most cycles on the port, else the one that owns its queue pairs.
+    /// The worker that spent most cycles on the port. If no worker spent any, the worker that owns
+    /// the port's queue pairs.
     pub(crate) worker: usize,
 }
 
@@ -268,7 +272,7 @@ impl Question<'_> {
             };
         }
         let reading = &self.port.reading;
-        // Without any batch none was full, but frames waited without a turn.
+        // The port ran no batch, so no batch was full, but frames waited without a turn.
         let no_turn = reading.rx_batches == 0 && reading.kept_waiting > 0;
         if no_turn || permille(reading.rx_full, reading.rx_batches) >= FULL_PERMILLE {
             return self.on_core();
@@ -281,7 +285,7 @@ impl Question<'_> {
         permille(used, self.port.entitled) >= ENTITLED_PERMILLE
     }
 
-    /// The link that is the bottleneck, else the one with the highest load.
+    /// The link that is the bottleneck, otherwise the link with the highest load.
     fn link(&self) -> Option<&LinkStatus> {
         self.growth.links.iter().max_by_key(|link| (link.limited, link.load_permille))
     }
@@ -306,7 +310,7 @@ impl Question<'_> {
     }
 
     /// The queue of `port` that dropped frames, and the weights of all queues. It is the queue of
-    /// the tenant's code point, else the one with the most drops.
+    /// the tenant's code point, otherwise the queue with the most drops.
     fn full_queue(&self, port: &str) -> Option<(&QueueStatus, u64)> {
         let port = self.growth.ports.iter().find(|other| other.name == port)?;
         let own = self.port.dscp;
@@ -318,7 +322,7 @@ impl Question<'_> {
         (queue.drops > 0).then_some((queue, weights))
     }
 
-    /// Frames wait, and no bucket of the port holds them back: the cause is the core or other ports
+    /// The limit if frames wait and no bucket of the port holds them back: the core, or other ports
     /// on it.
     fn on_core(&self) -> Limit {
         let full = self.growth.busy_permille(self.worker) >= CORE_FULL_PERMILLE;

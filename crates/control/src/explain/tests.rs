@@ -1,4 +1,4 @@
-//! One test a verdict, and the order among them.
+//! One test per verdict, and tests of the order among verdicts.
 
 use super::*;
 use crate::api::LinkPart;
@@ -100,7 +100,7 @@ fn its_part_of_a_full_link_is_the_link() {
         "the link of up sends 99.0 % of 10.00 Gbit/s; the port is limited to its part of 2.47 \
          Gbit/s, which dropped 40.0 % of its frames"
     );
-    // Before the handler has switched limits in, the uplink's ring says the same.
+    // Before the handler activates limits, the full ring of the uplink yields the same verdict.
     let mut growth = Growth { links: growth.links, ..full_core() };
     dropped(&mut growth, DropReason::RingFull, 80_000);
     growth.ports.push(PortGrowth { name: "up".into(), ..PortGrowth::default() });
@@ -165,7 +165,7 @@ fn an_empty_bucket_that_got_what_it_bought_is_its_entitlement() {
     assert!(answer.remedy.contains("`cycle_weight`"), "{}", answer.remedy);
 }
 
-/// The core of `full_core`, idle for nine tenths.
+/// The core of `full_core`, but idle for nine tenths of the time.
 fn idle_core() -> Growth {
     let mut growth = full_core();
     growth.workers[0].reading.cycles_busy = 200_000_000;
@@ -182,7 +182,8 @@ fn an_empty_bucket_on_an_idle_core_is_its_entitlement_however_little_it_used() {
         growth.ports[0].reading.throttled = 2_000_000_000;
         let answer = ask(&growth);
         assert_eq!(answer.found(), Limit::Entitlement, "{bought}: {}", answer.why);
-        // On a core that others fill, and one that was taken away, it is they who are short of it.
+        // If other ports fill the core, the neighbours are the limit. If the host took the core
+        // away, the core is the limit.
         growth.workers = full_core().workers;
         assert_eq!(ask(&growth).found(), Limit::Neighbours);
         growth.workers = idle_core().workers;
@@ -205,7 +206,7 @@ fn a_debt_that_outlasts_the_window_is_its_entitlement() {
         "its last batch left a debt of 5200 cycles; 400 cycles/s pay it off in 13 s, and until \
          then the port sends nothing"
     );
-    // A port that bought nothing has no bucket that holds it back.
+    // A port without purchased cycles has no bucket that holds it back.
     growth.ports[0].policy = IngressPolicy::None;
     assert_eq!(ask(&growth).found(), Limit::Nothing);
 }
@@ -224,7 +225,7 @@ fn a_port_outside_its_profile_is_told_so_before_it_is_sold_more() {
     assert!(answer.why.starts_with(why), "{}", answer.why);
     let remedy = "make the VM send the traffic that its `contract` declares";
     assert!(answer.remedy.starts_with(remedy), "{}", answer.remedy);
-    // Its neighbours owe it no more than what it declared needs.
+    // Neighbours must leave the port only the cycles that its declared traffic needs.
     growth.ports[0].cycles = vec![200_000_000];
     growth.ports[0].reading.throttled = 0;
     let answer = ask(&growth);
@@ -237,7 +238,7 @@ fn a_port_outside_its_profile_is_told_so_before_it_is_sold_more() {
 fn what_cannot_pass_frames_is_told_what_would_help_its_state() {
     let remedy = |state: &str| explain(&full_core(), &status(state)).unwrap().remedy;
     assert!(remedy("waiting").starts_with("start the VM"), "{}", remedy("waiting"));
-    // A suspended guest's driver has let go of the rings and is connected still.
+    // The driver of a suspended guest has released the rings and is still connected.
     assert!(remedy("connected").starts_with("resume the VM"), "{}", remedy("connected"));
     assert!(remedy("down").contains("ip link set"), "{}", remedy("down"));
     assert!(remedy("error").contains("the error"), "{}", remedy("error"));
@@ -277,11 +278,11 @@ fn a_core_that_it_has_to_itself_is_the_core() {
         answer.why,
         "worker 0 is 99.5 % busy, 94.9 % of that for this port (1.89 Gcycles/s)"
     );
-    // More than it bought, and no more to be had.
+    // The port got more cycles than it purchased, and the core has no more.
     growth.ports[0].cycles = vec![800_000_000];
     growth.ports[1].cycles = vec![1_190_000_000];
     assert_eq!(ask(&growth).found(), Limit::Core);
-    // A core that others take away.
+    // Other programs take the core away.
     growth.workers[0].reading.cycles_busy = 500_000_000;
     growth.workers[0].reading.cycles_idle = 500_000_000;
     growth.workers[0].reading.cycles_stolen = 1_000_000_000;
@@ -353,7 +354,7 @@ fn a_full_queue_of_a_port_is_named_with_its_weight() {
     let answer = ask(&growth);
     assert_eq!(answer.found(), Limit::Link("up".into()));
     let full = "was full for 25.0 % of the port's frames";
-    // Without a code point of its tenant's it is the one that dropped most.
+    // If the tenant has no code point, the queue with the most drops is named.
     assert_eq!(answer.why, format!("queue 1 of up (weight 30 of 36) {full}"));
     growth.ports[0].dscp = Some(0);
     let why = ask(&growth).why;

@@ -1,4 +1,4 @@
-//! The answer in words: the limit, with numbers, and the remedy.
+//! Writes the answer in words: the limit with numbers, and the remedy.
 
 use super::{DropReason, Question, permille};
 use crate::api::{Explanation, Limit};

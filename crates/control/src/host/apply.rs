@@ -1,9 +1,9 @@
-//! Replaces one configuration by the next. Only differences are applied.
+//! Replaces one configuration by the next. Only the differences are applied.
 //!
-//! The order of steps keeps a frame from the policy of another port. Ports that go, or that are
-//! attached again, are detached. Then the snapshot is swapped, static addresses are set, and new
-//! ports are attached. So a guest with full rings finds all static addresses when its port appears,
-//! and its first burst is neither flooded nor refused for flooding.
+//! The order of the steps ensures that no frame meets the policy of another port. First, ports that
+//! are removed or attached again are detached. Then the snapshot is swapped, static addresses are
+//! set, and new ports are attached. A guest with full rings thus finds all static addresses when
+//! its port appears, and its first burst is neither flooded nor refused for flooding.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -74,11 +74,12 @@ impl PortChanges {
 }
 
 impl Core {
-    /// Makes `config` the running configuration. With `fresh` it reads the cost model's file again.
+    /// Makes `config` the running configuration. If `fresh`, the cost model's file is read again.
     ///
     /// # Errors
-    /// More cycles are sold than exist, the rules make no tables, or a connected driver would lose
-    /// a negotiated feature. Then nothing was changed. Or the worker has ended.
+    /// More cycles are sold than exist, the rules do not fit a table, or a connected driver would
+    /// lose a negotiated feature. In these cases nothing was changed. A further error is that the
+    /// worker has ended.
     pub(super) fn apply(
         &self,
         config: HostConfig,
@@ -224,7 +225,7 @@ impl Core {
         }
     }
 
-    /// Updates the static addresses. A port that is attached again has lost its own.
+    /// Updates the static addresses. A port that is attached again has lost its static addresses.
     fn pin(
         &self,
         old: &[StaticAddress],

@@ -1,11 +1,11 @@
 //! `penstock explain`: the longest wait of a frame of a port's class, and the assumptions of this
 //! bound.
 //!
-//! The bound is that of [`penstock_qos::latency_bound`] for the running host: the workers with the
-//! ports' queue pairs, and the ports' entitlements with learned corrections. The cost of a batch
-//! comes from the model for the declared traffic, corrected by the learned error of full batches.
-//! Without a model it comes from the port's frames in the last seconds. A port that sent none has
-//! the highest cost of all ports.
+//! The bound comes from [`penstock_qos::latency_bound`]. Its inputs describe the running host: the
+//! workers with the ports' queue pairs, and the ports' entitlements with learned corrections. The
+//! cost of a batch comes from the model for the declared traffic, corrected by the learned error of
+//! full batches. Without a model it comes from the port's frames in the last seconds. A port that
+//! sent no frames gets the highest cost of all ports.
 
 use penstock_dataplane::worker::bucket_terms;
 use penstock_qos::latency_bound::{
@@ -18,7 +18,7 @@ use crate::api::{Explanation, LatencyBound};
 use crate::config::Schedule;
 use crate::explain::Growth;
 
-/// Least frames from which the cost of a frame is derived.
+/// Minimum number of frames from which the cost of a frame is derived.
 const FRAMES_MIN: u64 = 100;
 /// Limit on ports without a bucket that are named.
 const NAMED_MAX: usize = 3;

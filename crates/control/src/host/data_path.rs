@@ -34,12 +34,13 @@ pub(crate) trait Link: Send + Sync {
         false
     }
 
-    /// Ends the threads that talk to the worker for the port. It is called once, before the port is
-    /// detached.
+    /// Ends the threads that talk to the worker for the port. The host calls it once, before the
+    /// port is detached.
     fn close(&self) {}
 }
 
-/// The worker of a queue pair: the configured worker, else queue pairs are spread over all workers.
+/// The worker of a queue pair. Without a configured worker, queue pairs are spread over all
+/// workers.
 pub(crate) fn home(id: PortId, queue: QueueId, worker: Option<u16>, workers: usize) -> WorkerId {
     let place = worker.map_or_else(|| id.index() + queue.index(), usize::from);
     WorkerId(u16::try_from(place % workers.max(1)).unwrap_or(0))

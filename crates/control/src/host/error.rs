@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::config::{ConfigError, ConfigErrors};
 
-/// Kind of an error. Clients choose their exit status or status code by it.
+/// Kind of an error. It determines the exit status or status code of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
@@ -30,7 +30,7 @@ pub struct ApiError {
     pub kind: ErrorKind,
     /// `port "vm3"`.
     pub object: String,
-    /// What is wrong, with value and limit.
+    /// The mistake, with value and limit.
     pub problem: String,
     pub remedy: String,
 }

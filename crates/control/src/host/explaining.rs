@@ -13,7 +13,7 @@ use crate::api::{Explanation, LinkStatus, QueueStatus};
 use crate::explain::history::{History, Moment, PortMoment};
 use crate::explain::{Growth, PortGrowth, WorkerGrowth, explain};
 
-/// The history of counters, one reading a second.
+/// The history of counters, one reading per second.
 #[derive(Debug, Default)]
 pub(super) struct Past(Mutex<History>);
 
@@ -27,7 +27,7 @@ impl Past {
         }
     }
 
-    /// Why `port` has its rate, from the counters of the last `seconds`.
+    /// Explains the rate of `port` from the counters of the last `seconds`.
     ///
     /// # Errors
     /// The port does not exist, or the daemon has just started.

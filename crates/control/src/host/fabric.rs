@@ -7,7 +7,7 @@ use super::overlay::{FabricTerms, Overlay};
 use super::running::{Host, stopped, warnings};
 use crate::config::{Egress, HostConfig};
 
-/// Result of a plan.
+/// Result of carrying out a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FabricChange {
     /// Changes, in words; empty if the plan was in force already.

@@ -1,9 +1,9 @@
 //! Queues that a fabric's controller sets on this host as a switch.
 //!
-//! As on a server of the fabric ([`super::overlay`]), the controller's queues are combined with
-//! each configuration before it runs. They change together between two batches, so no frame sees a
-//! part of a change. A code point whose queue does not change stays in that queue throughout, with
-//! its waiting frames. Queues are read back from the data path.
+//! The controller's queues are combined with each configuration before it runs, as on a server of
+//! the fabric ([`super::overlay`]). All queues change together between two batches, so no frame
+//! sees a part of a change. A code point whose queue does not change stays in that queue
+//! throughout, with its waiting frames. Queues are read back from the data path.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::running::{Host, stopped};
 use crate::api::QueueStatus;
 use crate::config::HostConfig;
 
-/// Weights and map of a port's queues: the whole state, never a difference.
+/// Weights and map of a port's queues. A value is the whole state, never a difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortQueues {
     /// Weights from queue 0 on, 0 to 10000. 0 means 1, the least weight.
@@ -33,11 +33,11 @@ pub struct SwitchPort {
 }
 
 impl Host {
-    /// The ports that a controller sets, with the data path's queues; none if the host is no switch
-    /// of a fabric.
+    /// The ports that a controller sets, with the data path's queues. The list is empty if the host
+    /// is no switch of a fabric.
     ///
     /// # Errors
-    /// As [`Host::stats`].
+    /// The same as for [`Host::stats`].
     pub fn switch_ports(&self) -> Result<Vec<SwitchPort>, ApiError> {
         let config = self.config();
         let Some(switch) = &config.switch else { return Ok(Vec::new()) };
@@ -48,9 +48,10 @@ impl Host {
         Ok(ports.map(|port| SwitchPort { name: port.port, queues: port.queues }).collect())
     }
 
-    /// Sets the queues of the switch's ports in one change between two batches. They replace all
-    /// earlier ones, also those of ports that are not named, and are not saved to the configuration
-    /// file. Returns the changes in words; none if the queues were in force already.
+    /// Sets the queues of the switch's ports in one change between two batches. The new queues
+    /// replace all earlier ones, also on ports that are not named. They are not saved to the
+    /// configuration file. Returns the changes in words; the list is empty if the queues were in
+    /// force already.
     ///
     /// # Errors
     /// The host is no switch of a fabric, it has no such port, a number is out of range, or the

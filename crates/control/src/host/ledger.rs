@@ -1,8 +1,8 @@
 //! Use of the network by each tenant, summed over its ports.
 //!
 //! A port's counters disappear with the port, and a port may get another tenant, but a tenant's
-//! sums only grow. So the growth of each port's counters is added to the sums of its tenant, at
-//! each reading and before each change.
+//! sums only grow. For this reason the growth of each port's counters is added to its tenant's sums
+//! at each reading and before each change.
 
 use std::collections::BTreeMap;
 

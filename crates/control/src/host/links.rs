@@ -1,9 +1,9 @@
 //! The NIC-bottleneck handler: it reads watched links ten times a second.
 //!
 //! Source: C2QoS §VII. The rules are in [`penstock_qos::bottleneck`]. This module reads the
-//! counters, asks the handler, and sets a flag that workers read before each batch. It needs no
-//! snapshot and no request to a worker. The snapshot always contains the parts of the links
-//! ([`crate::snapshot::WatchedLink`]).
+//! counters, calls the handler, and sets a flag that workers read before each batch. A change of
+//! the flag needs no snapshot and no request to a worker. The snapshot always contains the parts of
+//! the links ([`crate::snapshot::WatchedLink`]).
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -62,7 +62,7 @@ impl LiveSwitch {
             refill: Nanos::from_micros(config.worker.refill_us.into()),
             capacity: config.worker.capacity.map(|capacity| capacity.0),
             fdb_entries: usize::try_from(config.forwarding.fdb_entries).unwrap_or(usize::MAX),
-            // The standard library seeds this hasher once a process from the kernel's random
+            // The standard library seeds this hasher once per process from the kernel's random
             // numbers.
             seed: RandomState::new().build_hasher().finish(),
             tsc,
@@ -160,7 +160,7 @@ impl DataPath for LiveSwitch {
     }
 
     fn place(&self, id: PortId, queues: u16, worker: Option<u16>) -> Result<usize, WorkerError> {
-        // A packet socket has one queue, whatever the configuration says.
+        // A packet socket has one queue, even if the configuration names more.
         let there = self.owners(id, queues).len();
         let queues = queues.min(u16::try_from(there).unwrap_or(queues).max(1));
         self.workers.move_port(id, queues, |queue| home(id, queue, worker, self.cores.len()))
@@ -266,8 +266,8 @@ impl Link for FallBack {
 
 type Opened = (Arc<dyn Link>, Vec<Box<dyn PortQueue>>);
 
-/// Opens an interface through AF_XDP, or through a packet socket if the kernel refuses AF_XDP. An
-/// interface that does not exist or is in use fails with both.
+/// Opens an interface through AF_XDP, or through a packet socket if the kernel refuses AF_XDP. If
+/// the interface does not exist or is in use, both ways fail.
 fn open_xdp(name: &str, config: &XdpConfig) -> Result<Opened, AttachError> {
     let reason = match Xdp::open(config) {
         Ok((xdp, queues)) => return Ok((Arc::new(xdp), queues)),
@@ -299,7 +299,7 @@ fn caps(offloads: Offloads) -> OffloadCaps {
     OffloadCaps { csum: offloads.csum, tso4: offloads.tso, tso6: offloads.tso }
 }
 
-/// `None`: the attachment is of another kind.
+/// `None` if the attachment is of another kind.
 fn vhost_config(
     name: &str,
     attachment: &Attachment,

@@ -1,8 +1,9 @@
 //! Entitlements of ports while the host runs: the plan, and corrections by the learner.
 //!
-//! Each change is planned first. If it does not fit it is refused, and the old configuration keeps
-//! running. About once a second the learner reads the ports' counters. Its corrections reach the
-//! workers in a snapshot that differs only in entitlements, so caches stay valid.
+//! Each change is planned first. If the plan does not fit, the change is refused, and the old
+//! configuration keeps running. About once a second the learner reads the ports' counters. Its
+//! corrections reach the workers in a snapshot that differs only in entitlements, so caches stay
+//! valid.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,8 +24,8 @@ use crate::snapshot::{IdTable, Sold};
 
 /// Interval between two readings of the counters.
 const LEARN_EVERY: Nanos = Nanos::from_secs(1);
-/// Part of an interval without cycles, with waiting frames, from which on a port counts as held
-/// back.
+/// A port counts as held back if frames waited without cycles for at least this fraction (one in so
+/// many) of an interval.
 const THROTTLED_PART: u64 = 20;
 
 /// A plan that fits, with its entitlements.
@@ -40,7 +41,8 @@ pub(super) struct Offer {
 }
 
 impl Core {
-    /// Plans `config`. It reads the model's file again if `fresh`, or if the file is another one.
+    /// Plans `config`. Reads the model's file again if `fresh` is set or the configuration names
+    /// another file.
     ///
     /// # Errors
     /// The model's file has mistakes, or more is sold than exists: all mistakes at once.
@@ -86,7 +88,7 @@ impl Core {
         Ok(Offer { model, plan: Arc::new(plan), learner, sold, warnings })
     }
 
-    /// Puts an offer into force. `snapshot` is the workers' new snapshot.
+    /// Activates an offer. `snapshot` is the workers' new snapshot.
     pub(super) fn accept(&self, offer: Offer, snapshot: Arc<Snapshot>) {
         let mut shared = lock(&self.shared);
         let seen = shared.pricing.seen.take();

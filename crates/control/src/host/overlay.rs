@@ -5,14 +5,14 @@
 //! be written into that file.
 //!
 //! # Approach
-//! The plan is stored apart. It is applied to each configuration before that runs, in the same
-//! change: the code point of each tenant, and weights and map of the uplink.
+//! The plan is stored separately. It sets the code point of each tenant, and weights and map of the
+//! uplink. It is applied to each configuration before the configuration runs, in the same change.
 //!
 //! A tenant that the plan does not name shares queue 0, with code point 0, so that no VM takes
-//! another tenant's queue. Before the first plan all tenants do. A tenant whose rates the plan
-//! limits may not exceed them, unless the configuration has its own limits: in a shared queue only
-//! limits protect the others. A tenant that the plan names and the host does not have is no
-//! mistake. Its VMs may arrive later, and then get their code point.
+//! another tenant's queue. Before the first plan all tenants share queue 0. If the plan limits a
+//! tenant's rates, the limits apply unless the configuration has its own. In a shared queue only
+//! limits protect the other tenants. The plan may name a tenant that the host does not have. Its
+//! VMs may arrive later, and then get their code point.
 
 use std::collections::BTreeMap;
 
@@ -25,11 +25,12 @@ use crate::config::{
 
 const WEIGHT_MAX: u32 = 10_000;
 
-/// Depth of a policer: a twentieth of a second at its rate, and at least two segments of 64 KiB.
+/// Determines the depth of a policer: a twentieth of a second at its rate, and at least two
+/// segments of 64 KiB.
 const BURSTS_PER_SECOND: u64 = 20;
 const BURST_MIN: u32 = 131_072;
 
-/// A plan for a host: the whole state, never a difference.
+/// A plan for a host. It is the whole state, never a difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FabricTerms {
     /// The code point of each tenant, 0 to 63. With 0 the tenant shares queue 0.
@@ -45,9 +46,9 @@ pub struct FabricTerms {
 /// Limits of a tenant that shares queue 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Guarantee of the tenant's VMs here for sending together, in bits per second.
+    /// Guaranteed sending rate of all VMs of the tenant on this host together, in bits per second.
     pub send: u64,
-    /// Guarantee for receiving, in bits per second.
+    /// Guaranteed receiving rate of these VMs together, in bits per second.
     pub receive: u64,
     /// Limit as a part of both guarantees, in thousandths; at least 1000.
     pub headroom_permille: u32,
@@ -66,9 +67,9 @@ pub(super) struct Overlay {
 /// [`Held`] as limits of the data path.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Limit on what the tenant sends, in a lane of the uplink where frames wait.
+    /// Limit on the tenant's sending rate, in a lane of the uplink in which frames wait.
     ceiling: BitsPerSecond,
-    /// The same limit without a lane: frames above are dropped.
+    /// The same limit without a lane: frames above the limit are dropped.
     send: EgressPolicer,
     receive: EgressPolicer,
 }
@@ -98,7 +99,8 @@ impl Overlay {
         Ok(Self { code_points: terms.code_points.clone(), held, uplink, ports })
     }
 
-    /// The configuration with the plan; unchanged if the host is in no fabric.
+    /// Adds the plan to a configuration. If the host is in no fabric, the configuration stays
+    /// unchanged.
     pub(super) fn over(&self, mut config: HostConfig) -> HostConfig {
         if let Some(switch) = &config.switch {
             let nothing = Laid::default();
@@ -133,7 +135,7 @@ impl Overlay {
         config
     }
 
-    /// A configuration that ran with this plan, without the plan's limits.
+    /// Removes the plan's limits from a configuration that ran with this plan.
     pub(super) fn off(&self, mut config: HostConfig) -> HostConfig {
         for tenant in &mut config.tenants {
             if let Some(limits) = self.held.get(&tenant.name) {
@@ -164,7 +166,7 @@ fn policer(rate: u64) -> EgressPolicer {
 pub(super) struct Laid {
     weights: Vec<Weight>,
     map: BTreeMap<CodePoint, u8>,
-    /// Least number of queues.
+    /// Minimum number of queues.
     queues: u8,
 }
 

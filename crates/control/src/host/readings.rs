@@ -23,15 +23,16 @@ use crate::snapshot::IdTable;
 /// Selects MAC addresses. All given fields must match; `None` matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FdbFilter {
-    /// Only in this tenant's networks.
+    /// Selects addresses in this tenant's networks.
     pub tenant: Option<String>,
-    /// Only in this VLAN, 0 untagged.
+    /// Selects addresses in this VLAN; 0 means untagged.
     pub vlan: Option<u16>,
-    /// Only behind this port.
+    /// Selects addresses behind this port.
     pub port: Option<String>,
 }
 
-/// Slots of the MAC table in one request. A request stops a worker for some microseconds.
+/// Number of slots of the MAC table that one request reads. A request stops a worker for some
+/// microseconds.
 const FDB_CHUNK: usize = 512;
 
 impl Core {
@@ -74,7 +75,7 @@ impl Core {
         config.ports.iter().filter_map(known).collect()
     }
 
-    /// The configuration and the ports, for use without the lock.
+    /// Copies of the configuration and of the ports, for use without the lock.
     fn ports_now(&self) -> (Arc<HostConfig>, std::collections::BTreeMap<String, LivePort>) {
         let shared = lock(&self.shared);
         (Arc::clone(&shared.config), shared.ports.clone())

@@ -10,7 +10,7 @@
 //! first effect. A failed attachment is rolled back.
 //!
 //! There are two locks. One is held for a whole change, so that changes follow each other. The
-//! other guards the state of readings. It is never held during a request to the worker or the
+//! other lock guards the state of readings. It is never held during a request to the worker or the
 //! kernel, so that readings show a stalled worker.
 
 use std::collections::BTreeMap;
@@ -181,7 +181,7 @@ impl Host {
         self.config().rules.clone()
     }
 
-    /// Each rule with its hits, highest priority first.
+    /// Each rule with its hits. The rule with the highest priority comes first.
     #[must_use]
     pub fn flows(&self) -> Vec<FlowStatus> {
         self.core.flow_states()
@@ -195,7 +195,7 @@ impl Host {
         self.core.addresses(filter)
     }
 
-    /// Removes the learned addresses that match `filter`. Returns how many.
+    /// Removes the learned addresses that match `filter`. Returns the number of removed addresses.
     ///
     /// # Errors
     /// The filter names an object that does not exist, or the worker has ended.
@@ -203,11 +203,11 @@ impl Host {
         self.core.flush(filter)
     }
 
-    /// All counters. With `exact` the worker reads them between two batches, and their sums are
+    /// All counters. If `exact`, the worker reads them between two batches, and the sums are
     /// checked.
     ///
     /// # Errors
-    /// With `exact`: the worker has ended.
+    /// The worker has ended. This error occurs only if `exact` is set.
     pub fn stats(&self, exact: bool) -> Result<Stats, ApiError> {
         // A port that is added or removed meanwhile would count twice or not at all.
         let _no_changes = exact.then(|| lock(&self.changing));
@@ -240,7 +240,7 @@ impl Host {
         self.past.remember(&self.core);
     }
 
-    /// Why a port has its rate, from the counters of the last `seconds`, up to 10.
+    /// Explains a port's rate from the counters of the last `seconds`, at most 10.
     ///
     /// # Errors
     /// The port does not exist, or the daemon has just started.
@@ -249,8 +249,8 @@ impl Host {
         self.past.explain(&self.core, links, port, seconds)
     }
 
-    /// Adds a port. With `save`, here and in the calls below, the configuration file is changed
-    /// too. Without it the change ends at a restart or reload.
+    /// Adds a port. If `save` is set, the configuration file is changed too. Otherwise the change
+    /// ends at a restart or reload. This also holds for the functions below.
     ///
     /// # Errors
     /// The request is invalid, contradicts the configuration, or failed. Nothing was changed.
@@ -399,7 +399,7 @@ impl Host {
         }
     }
 
-    /// Reads the configuration file again and applies the differences. With a mistake in the file
+    /// Reads the configuration file again and applies the differences. If the file has a mistake,
     /// nothing changes.
     ///
     /// # Errors
@@ -577,7 +577,7 @@ fn edit_error(edit: &Edit<'_>, error: &EditError) -> ApiError {
 const USERS_MAX: usize = 5;
 
 /// The error of a change with an invalid result. For a deletion it lists the objects that refer to
-/// the deleted one.
+/// the deleted object.
 fn change_error(edit: &Edit<'_>, errors: ConfigErrors) -> ApiError {
     let Edit::Delete(kind, name) = edit else { return errors.into() };
     let mut users: Vec<&str> = Vec::new();

@@ -19,11 +19,11 @@ use crate::snapshot::Compiler;
 pub(super) struct LivePort {
     pub(super) id: PortId,
     pub(super) attachment: Attachment,
-    /// They stay when the port is attached again.
+    /// Counters of the port. They stay when the port is attached again.
     pub(super) counters: PortCounterSets,
     /// The configured worker.
     pub(super) worker: Option<u16>,
-    /// `None` in state `error`.
+    /// Control side of the attached port; `None` in state `error`.
     pub(super) link: Option<Arc<dyn Link>>,
     pub(super) error: Option<AttachError>,
 }

@@ -35,7 +35,8 @@ pub(super) fn bells(config: &HostConfig, warnings: &mut Vec<String>) -> BTreeMap
     bells
 }
 
-/// The warning about changed terms of running VMs: their scheduler read its file only at its start.
+/// The warning about changed terms of running VMs. Their scheduler reads its file only at its
+/// start.
 pub(super) fn outdated(old: &HostConfig, new: &HostConfig) -> Option<String> {
     let changed = old.vms != new.vms || old.vcpu != new.vcpu;
     (changed && !old.vms.is_empty()).then(|| {

@@ -1,8 +1,8 @@
 //! Warns about policers that are too shallow for large segments (TSO).
 //!
-//! A policer drops a segment of 64 KiB whole. Behind a bucket below [`segments_depth`] a TCP stream
-//! loses whole windows, waits for its timeout each time, and reaches a fraction of the rate.
-//! `police` sees what its own port sends; `receive` and `send` see what any port sends.
+//! A policer drops a segment of 64 KiB whole. If a bucket is smaller than [`segments_depth`], a TCP
+//! stream loses whole windows, waits for its timeout each time, and reaches a fraction of the rate.
+//! `police` handles frames of its own port; `receive` and `send` handle frames of any port.
 
 use std::fmt::Display;
 
@@ -56,7 +56,7 @@ fn of_terms(object: &str, terms: Terms) -> [Option<String>; 2] {
     ]
 }
 
-/// Whether the port may send segments that policers see whole.
+/// Whether the port may send large segments, which policers see before they are cut.
 fn sends_segments(port: &Port) -> bool {
     port.attachment().is_some_and(|attachment| attachment.offloads().tso)
 }

@@ -1,4 +1,4 @@
-//! The cycles that the ports of a host bought, and whether the host has them.
+//! Plans the cycles that the ports of a host purchased, and checks that the host has them.
 //!
 //! # Problem
 //! A contract names bits or packets, but a worker meters cycles. A guarantee has a value only if
@@ -38,16 +38,16 @@ use crate::config::{self, Action, ConfigError, ConfigErrors, ContractRate, HostC
 use crate::host::data_path::home;
 use crate::snapshot::IdTable;
 
-/// Relative difference between `cycles` and `contract` from which on there is a warning.
+/// A relative difference of at least this much between `cycles` and `contract` causes a warning.
 const DISAGREE: f64 = 0.1;
-/// Relative difference between this machine's counter and the model's from which on there is a
-/// warning.
+/// A relative difference of at least this much between the rates of this machine's counter and the
+/// model's causes a warning.
 const TSC_DIFFERS: f64 = 0.01;
 
 /// Source of a port's cycles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Basis {
-    /// The port bought none.
+    /// The port purchased no cycles.
     None,
     /// The port's `cycles`.
     Cycles,
@@ -78,31 +78,31 @@ pub struct PortPlan {
     pub profile: Profile,
     /// Cycles per frame by the model, coefficients included.
     pub cost: Option<f64>,
-    /// Spread of the measurements of `cost`, as a part of `cost`.
+    /// Spread of the measurements of `cost`, relative to `cost`.
     pub uncertainty: f64,
     /// Entitled cycles per second.
     pub cycles: CyclesPerSecond,
     /// Source of `cycles`.
     pub basis: Basis,
-    /// The part of the link that the port bought.
+    /// Rate on the link that the port purchased.
     pub bandwidth: BitsPerSecond,
     /// Workers that own the port's queue pairs.
     pub workers: WorkerSet,
-    /// `cycles` as a part of one worker's capacity.
+    /// `cycles` as a fraction of one worker's capacity.
     pub share: f64,
     /// Expected cost of a batch of the port's frames.
     pub price: BatchPrice,
-    /// Cycles per second that the port has at least under a policy without guarantees, on all its
-    /// workers together. Beyond that it has a weighted share of spare cycles. 0: no other port can
-    /// keep it from its turn, or its policy guarantees `cycles`.
+    /// Minimum of cycles per second for a port under a policy without guarantees, on all its
+    /// workers together. In addition the port has a weighted share of spare cycles. 0 means that no
+    /// other port can delay its turn, or that its policy guarantees `cycles`.
     pub floor: CyclesPerSecond,
-    /// Cost of the port's largest batches if the port is in the worker's first class, and if it is
-    /// not; `None` without a model.
+    /// Cost of the port's largest batches: first for a port in the worker's first class, then for
+    /// other classes. `None` without a model.
     pub batches: Option<[Batches; 2]>,
 }
 
 impl PortPlan {
-    /// Initial terms of the learner; `None` for a port without a claim.
+    /// Initial terms of the learner; `None` for a port without purchased cycles.
     #[must_use]
     pub fn terms(&self) -> Option<Terms> {
         let learns = self.basis == Basis::Contract;
@@ -185,8 +185,8 @@ impl Planner<'_> {
         plan
     }
 
-    /// Computes the floors of ports without guarantees, for schedules by class and workers with
-    /// sold cycles. The workers compute the same floors.
+    /// Computes the floors of ports without guarantees, if the schedule is by class and their
+    /// workers have sold cycles. The workers compute the same floors.
     fn floors(&self, plan: &mut CapacityPlan) {
         if self.config.worker.schedule != config::Schedule::Hbs {
             return;

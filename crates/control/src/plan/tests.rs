@@ -36,7 +36,8 @@ per_byte = 0
 source = "measured"
 "#;
 
-/// 100 cycles at 64 bytes, 200 at 1,064, whatever the rules; 50 more with many flows.
+/// A model in which a frame of 64 bytes costs 100 cycles and a frame of 1,064 bytes 200, whatever
+/// the rules. Many flows cost 50 cycles more.
 pub(crate) fn model_toml() -> String {
     let mut text = MODEL.to_owned();
     for (flows, classification) in [("single", 30), ("multiple", 80)] {
@@ -79,7 +80,7 @@ fn texts(plan: &CapacityPlan) -> Vec<&str> {
     plan.warnings.iter().map(|warning| warning.text.as_str()).collect()
 }
 
-/// `vm` bought cycles in class 3; what `other` and the schedule say is warned of.
+/// `vm` purchased cycles in class 3. The warnings depend on `other` and on the schedule.
 fn beside_a_buyer(schedule: &str, other: &str) -> CapacityPlan {
     let worker = format!("[worker]\nschedule = \"{schedule}\"\n");
     let class = if schedule == "hbs" { "priority = 3" } else { "" };
@@ -107,8 +108,8 @@ fn a_port_that_no_policy_limits_is_told_where_it_takes_from_those_who_bought() {
         let [text] = texts(&plan)[..] else { panic!("{schedule}: {:?}", plan.warnings) };
         assert!(text.starts_with(told), "{schedule}: {text}");
     }
-    // Of a later class it has what buyers leave; one that bought is counted; without buyers there
-    // is nothing to take; and on another worker neither.
+    // There is no warning in these cases: the other port has a later class, it purchased cycles
+    // itself, no port purchased cycles, or it runs on another worker.
     let bought = "cycles = \"1M\"\ningress_policy = \"cycles-strict\"\npriority = 1";
     for other in ["priority = 4", bought] {
         assert_eq!(texts(&beside_a_buyer("hbs", other)), [""; 0], "{other}");
@@ -209,7 +210,8 @@ fn cycles_win_over_a_contract_and_a_difference_is_told() {
     );
 }
 
-/// 2 GHz: 2 % of it for two together, less if less is unsold, a thousandth in any case.
+/// At 2 GHz the floors of two ports together are 2 % of the core, less if less is unsold, and at
+/// least a thousandth.
 #[test]
 fn who_bought_nothing_is_sure_of_a_floor_where_classes_come_first() {
     let floors = |schedule: &str, sold: &str| -> Vec<u64> {

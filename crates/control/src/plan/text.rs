@@ -11,7 +11,7 @@ fn refusal(object: String, problem: String, remedy: String) -> ConfigError {
     ConfigError { file: String::new(), line: 0, column: 0, object, problem, remedy }
 }
 
-/// A contract under a policy that needs cycles, without a model.
+/// The error of a contract under a policy that needs cycles, if there is no model.
 pub(super) fn no_model(port: &Port) -> ConfigError {
     let object = format!("port {:?}", port.name);
     let problem = "its contract cannot become cycles without a cost model".to_owned();
@@ -41,7 +41,7 @@ pub(super) fn compare(
     }
 }
 
-/// Warns about a sale that no policy guarantees.
+/// Warns about purchased cycles that no policy guarantees.
 pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut CapacityPlan) {
     if basis != Basis::None && !is_metered(port) {
         let text = format!(

@@ -13,7 +13,7 @@ use serde::{Serialize, Serializer};
 use super::{Basis, CapacityPlan, Planner, PortPlan, is_metered, to_f64};
 use crate::config::{self, HostConfig, Port, Priority, Schedule, SocketMode};
 
-/// Cycles of a frame without a model: less than any measured cost.
+/// Assumed cycles of a frame without a model. They are less than any measured cost.
 const FRAME_CYCLES_MIN: f64 = 100.0;
 /// Frames of a full batch.
 const BATCH: f64 = 32.0;
@@ -106,7 +106,7 @@ impl Planner<'_> {
         let beside = |port: &&Port| {
             let classes = self.buyers_beside(port, plan).into_iter().map(|buyer| buyer.priority.0);
             match classes.max() {
-                // In a later class it has spare cycles and a small floor.
+                // In a later class the port has spare cycles and a small floor.
                 Some(last) => !is_metered(port) && (!by_class || last == port.priority.0),
                 None => false,
             }
@@ -146,7 +146,7 @@ fn shares(some: WorkerSet, others: WorkerSet) -> bool {
     some.iter().any(|worker| others.contains(WorkerSet::one(worker)))
 }
 
-/// Warns about a policy that guarantees cycles on a port with none or too few.
+/// Warns about a policy that guarantees cycles, if the port has no cycles or too few.
 pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut CapacityPlan) {
     if !is_metered(port) {
         return;

@@ -34,7 +34,7 @@ pub struct StaticAddress {
     pub port: u16,
 }
 
-/// Compiles one configuration after another. A clone compiles without consequences.
+/// Compiles one configuration after another. To compile without consequences, use a clone.
 #[derive(Clone, Debug, Default)]
 pub struct Compiler {
     ids: IdTable,
@@ -70,8 +70,8 @@ impl Compiler {
     /// The snapshot of `config`, which [`crate::config::parse`] must have checked.
     ///
     /// # Errors
-    /// The index of a rule in the configuration, and why its table cannot be built. The compiler
-    /// stays unchanged.
+    /// The index of a rule in the configuration, and the reason why its table cannot be built. The
+    /// compiler stays unchanged.
     pub fn compile(
         &mut self,
         config: &HostConfig,
@@ -118,8 +118,7 @@ impl Compiler {
         Ok(Arc::new(snapshot))
     }
 
-    /// Puts the last compiled configuration into use: its rates and classes become those of the
-    /// queues.
+    /// Sets the rates and classes of the last compiled configuration on the queues.
     pub(crate) fn pace(&self, config: &HostConfig) {
         self.queues.pace(config, &self.ids);
     }
@@ -187,7 +186,7 @@ impl Compiler {
         hits
     }
 
-    /// Hits in the tables that `next` does not share with this compiler.
+    /// Hits of each rule in the tables that `next` does not share with this compiler.
     #[must_use]
     pub fn hits_left_behind(&self, next: &Self) -> HashMap<String, u64> {
         let mut hits = HashMap::new();

@@ -1,7 +1,9 @@
-//! Egress policers: what VMs and tenants may receive, and what tenants may send by shared ports.
+//! Egress policers: limits on what VMs and tenants may receive, and on what tenants may send by
+//! shared ports.
 //!
-//! A meter outlives a snapshot: it stays while its terms do, and a meter with other terms keeps the
-//! used part of its depth. All ports of a tenant share the tenant's meter, on all workers.
+//! A meter outlives a snapshot. It stays while its terms stay the same. If the terms change, the
+//! new meter keeps the used part of the depth. All ports of a tenant share the tenant's meter, on
+//! all workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
 
 use crate::config::{HostConfig, Port, Tenant};
 
-/// The policers of what ports receive.
+/// The policers of the frames that ports receive.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReceivePolicers {
     tenants: BTreeMap<String, Arc<Meter>>,
@@ -74,7 +76,7 @@ fn renewed(old: Option<&Meter>, terms: Terms) -> Meter {
     old.map_or_else(|| Meter::new(terms), |old| old.changed(terms))
 }
 
-/// The policers of what tenants send by shared ports, by tenant.
+/// The policers of the frames that tenants send by shared ports, by tenant.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SendPolicers(BTreeMap<String, Arc<EgressPolicer>>);
 

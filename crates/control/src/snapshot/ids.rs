@@ -15,8 +15,8 @@ pub struct IdTable {
 
 impl IdTable {
     /// The table for `config`. Existing names keep their number. A removed name's number is used
-    /// again only if no other number below `limit` is free, so that the snapshots before and after
-    /// a change do not give one number two meanings. Otherwise the table is as small as possible.
+    /// again only if no other number below `limit` is free. A number thus has the same meaning in
+    /// the snapshots before and after a change. Otherwise the table is as small as possible.
     #[must_use]
     pub fn next(&self, config: &HostConfig) -> Self {
         let networks = Networks::new(config.tenants.iter().map(Some));
@@ -45,7 +45,7 @@ impl IdTable {
         self.tenants.get(name).copied()
     }
 
-    /// A network's number, which is that of its forwarding domain.
+    /// A network's number, which is also the number of its forwarding domain.
     #[must_use]
     pub fn network(&self, tenant: &str, vlan: u16) -> Option<u16> {
         self.networks.get(&(tenant.to_owned(), vlan)).copied()
@@ -68,8 +68,8 @@ impl IdTable {
     }
 }
 
-/// Numbers for `names`: the old number, else the lowest that `old` did not use, else the lowest
-/// free number of `old`.
+/// Assigns numbers to `names`. A name keeps its old number. A new name gets the lowest number that
+/// `old` did not use, otherwise the lowest number that is free again.
 fn assign<K: Ord + Clone + Hash>(
     old: &BTreeMap<K, u16>,
     names: impl Iterator<Item = K>,

@@ -1,8 +1,9 @@
-//! Ingress policers: the rates that ports may send, by `police` and while a link is the bottleneck.
+//! Ingress policers: limits on what ports may send, by `police` and while a link is the bottleneck.
 //!
-//! A policer outlives a snapshot: it stays while its numbers do, so that an unrelated change fills
-//! no bucket. Each VM's port has a part of each link that is watched and not shared by `fair-share`
-//! or `wfq`. The parts depend on all ports and on the link, so all parts of a link change together.
+//! A policer outlives a snapshot. It stays while its numbers stay the same, so that an unrelated
+//! change does not refill its bucket. Each VM's port has a part of each link that is watched and
+//! not shared by `fair-share` or `wfq`. The parts depend on all ports and on the link, so all parts
+//! of a link change together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,16 +20,18 @@ use crate::config::{Egress, HostConfig, Port};
 #[derive(Clone, Debug)]
 pub struct WatchedLink {
     pub capacity: BitsPerSecond,
-    /// Whether its limits apply. The workers read it.
+    /// Whether the link's limits apply. The workers read this flag.
     pub active: Arc<AtomicBool>,
-    /// Bytes on the link of the frames that its parts dropped; the workers count them.
+    /// Bytes of frames that the limits dropped, with their size on the link. The workers count
+    /// them.
     pub held: Arc<AtomicU64>,
     /// Each VM's part, by port.
     parts: BTreeMap<String, Arc<Policer>>,
 }
 
 impl WatchedLink {
-    /// Each VM's part, by port: bits per second with what Ethernet adds to each frame.
+    /// Each VM's part, by port, in bits per second. The rate includes Ethernet's overhead per
+    /// frame.
     pub fn parts(&self) -> impl Iterator<Item = (&str, BitsPerSecond)> {
         self.parts.iter().filter_map(|(port, policer)| match policer.spec().limit() {
             Limit::SingleRate { cir, .. } => Some((port.as_str(), cir)),

@@ -32,7 +32,7 @@ impl QueueTable {
         Self(queues.collect())
     }
 
-    /// Puts these queues into use: their rates and classes become those of `config`.
+    /// Sets the rates and classes of `config` on these queues.
     pub(super) fn pace(&self, config: &HostConfig, ids: &IdTable) {
         for port in &config.ports {
             if let (Some(terms), Some(home)) = (port.queued(), self.0.get(&port.name)) {

@@ -1,8 +1,8 @@
 //! Translates the configuration's rules into those of the data path, and builds their tables.
 //!
 //! One rule becomes as many as its port ranges and address families need, at most
-//! [`EXPANSIONS_MAX`], all with its priority. A rule's number is its index in its table, so that of
-//! equal priorities the first in the file wins.
+//! [`EXPANSIONS_MAX`], all with its priority. A rule's number is its index in its table. If
+//! priorities are equal, the first rule in the file thus wins.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::config::model::HostConfig;
 use crate::config::rule::{self, Action};
 use crate::config::vlan::Vlan;
 
-/// Limit on the rules that one configured rule becomes: its masks, for IPv4 and IPv6.
+/// Limit on the number of rules that one configured rule becomes. A rule may need each of its masks
+/// for IPv4 and for IPv6.
 const EXPANSIONS_MAX: usize = 2 * RULE_MASKS_MAX;
 
 /// Scope of a table: one port, one tenant, or all ports.
@@ -88,7 +89,7 @@ impl Targets<'_> {
 /// Builds the tables of a configuration. Tables of `old` with the same rules are kept.
 ///
 /// # Errors
-/// The index of a rule in the configuration, and what is wrong with its table.
+/// The index of a rule in the configuration, and the mistake in its table.
 pub(super) fn tables(
     config: &HostConfig,
     targets: &mut Targets<'_>,
@@ -118,7 +119,7 @@ pub(super) fn tables(
     Ok(built)
 }
 
-/// The rules for which no table can be built, by index in the configuration, and why.
+/// The rules for which no table can be built: their indices in the configuration, and the reasons.
 pub(crate) fn check_rules(config: &HostConfig) -> Vec<(usize, String)> {
     let numbers: BTreeMap<&str, u16> =
         config.ports.iter().zip(0..).map(|(port, id)| (port.name.as_str(), id)).collect();
@@ -138,7 +139,7 @@ fn by_scope(config: &HostConfig) -> BTreeMap<Scope, Vec<usize>> {
     scopes
 }
 
-/// The index of the rule that a table's error names, else of the table's last rule.
+/// The index of the rule that a table's error names, otherwise of the table's last rule.
 fn culprit(error: &RuleTableError, members: &[usize]) -> usize {
     let place = match error {
         RuleTableError::Match { id, .. } => place_of(*id),
@@ -147,12 +148,13 @@ fn culprit(error: &RuleTableError, members: &[usize]) -> usize {
     members.get(place).copied().unwrap_or(0)
 }
 
-/// The number of a rule in the data path: index of the configured rule, and of its expansion.
+/// The number of a rule in the data path. It combines the index of the configured rule with the
+/// index of the expansion.
 fn number(place: usize, expansion: usize) -> u32 {
     u32::try_from(place * EXPANSIONS_MAX + expansion).unwrap_or(u32::MAX)
 }
 
-/// The index in [`number`].
+/// The index of the configured rule in a value of [`number`].
 pub(super) fn place_of(id: u32) -> usize {
     usize::try_from(id).unwrap_or(usize::MAX) / EXPANSIONS_MAX
 }
@@ -206,7 +208,8 @@ fn matches(matching: &rule::Match) -> Vec<Match> {
     all
 }
 
-/// The Ethernet types of a match. The data path requires one for fields that only IP has.
+/// The Ethernet types of a match. The data path requires an Ethernet type for fields that only IP
+/// has.
 fn families(matching: &rule::Match) -> Vec<Option<u16>> {
     let (v4, v6) = (Some(EtherType::IPV4.0), Some(EtherType::IPV6.0));
     let addressed = matching.src.is_some() || matching.dst.is_some();

@@ -7,7 +7,7 @@
 //! RFC 7039 (SAVI), RFC 5227 (ARP probe), RFC 4861, RFC 4862 (duplicate address detection).
 //!
 //! # Approach
-//! A list that is given is complete: the port may use no other address of that kind. In addition:
+//! If a list is configured, the port may use no address of that kind outside the list. In addition:
 //!
 //! - The hardware address of an ARP sender and an ND link-layer option must equal the frame's
 //!   source MAC.
@@ -27,8 +27,8 @@ use super::parse::{HeaderFlags, Headers, ICMPV6, UDP, be64};
 use crate::batch::HEAD_COPY;
 use crate::drop::DropReason;
 
-/// Source addresses that a port may use. A list that is `None` is not checked; an empty list allows
-/// no address.
+/// Source addresses that a port may use. If a list is `None`, addresses of that kind are not
+/// checked. An empty list allows no address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
     macs: Option<Box<[u64]>>,

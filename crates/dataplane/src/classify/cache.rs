@@ -1,15 +1,15 @@
 //! The exact-match cache: the decision about a flow, found with two cache lines.
 //!
 //! # Problem
-//! Most frames belong to a flow that was seen a moment ago. Asking the rules and the FDB again
-//! costs several times as much as a cache.
+//! Most frames belong to a flow that was seen a moment ago. A second look-up in the rules and the
+//! FDB costs several times as much as a look-up in a cache.
 //!
 //! # Source
 //! C2QoS §V (8,192 entries); datapath rules 30 to 32.
 //!
 //! # Quantities
 //! The cache has 1,024 buckets of 8 ways. A bucket is one word of eight 8-bit signatures. All
-//! buckets together are 8 KiB and stay in the first-level cache. An entry is one line: 32 bytes of
+//! buckets together take 8 KiB and stay in the first-level cache. An entry is one line: 32 bytes of
 //! key, then the decision. The upper half of IPv6 keys is in a separate array. The entry of a way
 //! has the way's number, so no index is stored.
 //!
@@ -21,12 +21,12 @@
 //! another below its share.
 //!
 //! # Cost
-//! One word and one line per hit; the line is prefetched one stage earlier. An insertion looks at
-//! eight entries.
+//! A hit reads one word and one line; the line is prefetched one stage earlier. An insertion looks
+//! at eight entries.
 //!
 //! # Departures
 //! DPDK's hash table has 16-bit signatures and index words, which cost one more line and some
-//! twenty more instructions a hit. Signatures of eight bits match a wrong entry once in 60 hits.
+//! twenty more instructions per hit. Signatures of eight bits match a wrong entry once in 60 hits.
 
 use core::ptr;
 

@@ -30,8 +30,8 @@ pub fn set_dscp(head: &mut [u8], flags: HeaderFlags, dscp: u8) {
 }
 
 /// Maximum number of tags in front of an IP header with a code point. The programs on the switches
-/// skip the same number (`southbound/linux_tc` in the controller). With a smaller number here, a
-/// sender could keep a code point of its own by adding a tag.
+/// skip the same number (`southbound/linux_tc` in the controller). If the switch skipped fewer tags
+/// than those programs, a sender could keep its own code point by adding a tag.
 const TAGS_MAX: usize = 2;
 
 /// Bytes of tags before the IP header, and the header's version. `None` if the frame is not IP.
@@ -61,7 +61,7 @@ pub(crate) fn dscp_of(head: &[u8]) -> u8 {
 }
 
 /// Writes `dscp` into a frame that begins with `head`, tagged or not, and returns the previous code
-/// point. `None`: the frame is not IP or too short, and stays unchanged.
+/// point. If the frame is not IP or is too short, it stays unchanged and the result is `None`.
 #[inline]
 pub(crate) fn mark(head: &mut [u8], dscp: u8) -> Option<u8> {
     let (tag, flags) = ip_of(head)?;

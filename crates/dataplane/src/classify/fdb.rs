@@ -13,17 +13,17 @@
 //! A keyed hash chooses two candidate lines for a key, and the emptier line takes the entry. Slots
 //! never move, so a slot's number stays valid until its entry is removed. Each domain has a limit
 //! and a *generation*. The generation changes if an earlier answer may no longer be true: an entry
-//! moved, was removed, or was pinned. A new entry does not change it, because the answer
-//! \"unknown\" is never cached. A flood of new addresses thus leaves cached decisions valid.
+//! moved, was removed, or was pinned. A new entry does not change it, because the answer "unknown"
+//! is never cached. A flood of new addresses thus leaves cached decisions valid.
 //!
 //! # Cost
-//! At most two cache lines a look-up. Ageing looks at as many slots as the caller says.
+//! A look-up reads at most two cache lines. The caller of the ageing function limits how many slots
+//! it examines.
 //!
 //! # Departures
 //! If both lines are full, a new entry is refused even though the table has room elsewhere. At half
 //! load this happened in none of 100,000 cases, so the capacity should be twice the sum of the
 //! domains' limits.
-//! at as many slots as the caller says.
 
 use penstock_units::MacAddr;
 
@@ -43,10 +43,10 @@ pub const NO_DOMAIN: u16 = u16::MAX;
 const WAYS: usize = 4;
 const USED: u16 = 1;
 const PINNED: u16 = 2;
-/// Learned from another worker, and not seen by this worker since.
+/// Flag of an address that another worker reported and that this worker has not seen since.
 const REMOTE: u16 = 4;
-/// Maximum number of pending records for other workers. Addresses beyond it are reported in the
-/// next round of ageing.
+/// Maximum number of pending records for other workers. Addresses above this limit are reported in
+/// the next round of ageing.
 const NEWS_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,23 +69,24 @@ pub struct FdbRecord {
     pub mac: MacAddr,
     /// The port behind which the address lives.
     pub port: u16,
-    /// Time of its last frame, in seconds of the worker's clock.
+    /// Time of the last frame from this address, in seconds of the worker's clock.
     pub seen_s: u32,
-    /// Set by control. A pinned entry neither moves nor ages.
+    /// Whether the control plane pinned the entry. A pinned entry neither moves nor ages.
     pub pinned: bool,
-    /// Learned from another worker, whose own record is more precise.
+    /// Whether another worker reported the address. The time in that worker's own table is more
+    /// precise.
     pub remote: bool,
 }
 
-/// An address that a worker learned, as it reports it to the other workers.
+/// Report of a learned address to the other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct News {
     pub domain: u16,
     pub mac: u64,
     /// The port behind which the address lives.
     pub port: u16,
-    /// Seconds since its last frame. A relative time, because the workers' clocks start at
-    /// different moments.
+    /// Seconds since the last frame from this address. The time is relative, because the workers'
+    /// clocks start at different moments.
     pub age_s: u32,
 }
 
@@ -295,9 +296,9 @@ impl Fdb {
         self.news.as_mut()?.pop()
     }
 
-    /// Learns what another worker learned. An address whose last frame came later at this worker
-    /// stays unchanged, because the latest frame is right. `limit` is the domain's maximum of
-    /// entries.
+    /// Learns an address that another worker reported. If this worker saw the address's last frame
+    /// later, the entry stays unchanged, because the latest frame is right. `limit` is the domain's
+    /// maximum of entries.
     pub fn hear(&mut self, news: &News, now_s: u32, limit: u32) {
         let News { domain, mac, port, age_s } = *news;
         let seen_s = now_s.saturating_sub(age_s);
@@ -384,7 +385,7 @@ impl Fdb {
         }
     }
 
-    /// Pins an address to a port and overwrites what was learned. The domain's limit does not
+    /// Pins an address to a port and overwrites a learned entry for it. The domain's limit does not
     /// apply. Returns false if there was no slot.
     pub fn pin(&mut self, domain: u16, mac: MacAddr, port: u16, now_s: u32) -> bool {
         let key = key_of(domain, mac.to_u64());

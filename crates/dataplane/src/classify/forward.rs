@@ -5,10 +5,10 @@
 //! unknown.
 //!
 //! A frame that would learn or flood takes one token of its port's slow-path meter. Without a token
-//! its source is not learned, but the frame is still forwarded if its destination is known. A
-//! source for which the domain's part of the FDB has no room does not flood, because the answers
-//! would be flooded too. A decision is cached only if the next frame of the flow would get the same
-//! one.
+//! its source is not learned, but the frame is still forwarded if its destination is known. If the
+//! domain's part of the FDB has no room for a source, its frames are not flooded, because the
+//! answers would be flooded too. A decision is cached only if the next frame of the flow would get
+//! the same decision.
 
 use super::cache::{Decision, KEEP_DSCP};
 use super::fdb::{Fdb, Learned};
@@ -56,8 +56,9 @@ enum Source {
     Pinned,
 }
 
-/// The last addresses looked up. Most frames of a VM have the same source, and often the same
-/// destination. Valid for one batch, and until something is learned.
+/// Results of the last look-ups, for the source and for the destination. Most frames of a VM have
+/// the same source, and often the same destination. They are valid within one batch, until an
+/// address is learned.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Recent {
     source: Option<(u16, u64, u32)>,
@@ -77,8 +78,8 @@ pub(super) struct Path<'a> {
 }
 
 impl Path<'_> {
-    /// Decides about a frame with these headers, whose head is `w`. Returns whether the decision
-    /// may be cached. Writes `plan` field by field, because copying a structure that was just built
+    /// Decides about a frame with these headers and the head `w`. Returns whether the decision may
+    /// be cached. Writes `plan` field by field, because copying a structure that was just built
     /// waits for its own stores.
     #[inline]
     pub(super) fn decide(&mut self, w: &[u8; HEAD_COPY], h: &Headers, plan: &mut Decision) -> bool {
@@ -92,7 +93,7 @@ impl Path<'_> {
         }
     }
 
-    /// VLAN and domain of the frame, or the reason for which the port may not send it.
+    /// VLAN and domain of the frame, or the drop reason if the port may not send the frame.
     #[inline]
     fn admit(&self, w: &[u8; HEAD_COPY], h: &Headers) -> Result<(u16, u16), DropReason> {
         let network = self.policy.admit(h.key.vid()).ok_or(DropReason::VlanIngress)?;
@@ -135,8 +136,8 @@ impl Path<'_> {
         true
     }
 
-    /// The domain after `set_vlan`: the port's own VLAN of that id, else the tenant's. A rule never
-    /// leads into any other network.
+    /// The domain after `set_vlan`: the port's own VLAN with that id, otherwise the tenant's VLAN.
+    /// A rule never moves a frame to any other network.
     fn rewritten_domain(&self, actions: &Actions, domain: u16) -> Option<u16> {
         let Some(vid) = actions.set_vlan else { return Some(domain) };
         self.policy

@@ -4,9 +4,9 @@
 //! contains the whole header chain).
 //!
 //! The walk knows hop-by-hop, routing, destination options, fragment and authentication headers. It
-//! takes at most [`EXTENSIONS_MAX`] of them and stays inside the head. A longer chain is refused,
-//! because the transport header behind it cannot be checked. As a departure, jumbograms (RFC 2675)
-//! are refused.
+//! reads at most [`EXTENSIONS_MAX`] extension headers and stays inside the head. A longer chain is
+//! refused, because the transport header behind it cannot be checked. As a departure, jumbograms
+//! (RFC 2675) are refused.
 
 use super::parse::{
     FRAGMENT_FIRST, FRAGMENT_LATER, HeaderFlags, Headers, ICMP, ICMPV6, L3, be16, be64, byte,
@@ -56,7 +56,7 @@ pub(super) fn ipv6(w: &[u8; HEAD_COPY], len: usize, h: &mut Headers) -> Result<(
     Ok(())
 }
 
-/// Result of the walk: what follows the extension headers, and where.
+/// Result of the walk: protocol and offset of the header behind the extension headers.
 struct Chain {
     proto: u8,
     at: usize,

@@ -41,7 +41,7 @@ const NARROW: usize = 4;
 #[repr(C, align(32))]
 pub struct FlowKey(pub(super) [u64; WORDS]);
 
-/// The bits of a [`FlowKey`] that matter.
+/// Mask of a [`FlowKey`]: the set bits are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowMask(pub(super) [u64; WORDS]);
 
@@ -147,7 +147,7 @@ impl FlowKey {
         bits16(self.0[0], 48)
     }
 
-    /// VLAN id. In a parsed key it is that of the tag; in a key that rules see it is that of the
+    /// VLAN id. A parsed key has the id of the frame's tag; a key for the rules has the id of the
     /// network.
     #[inline]
     #[must_use]
@@ -195,7 +195,7 @@ impl FlowKey {
         self.0[2] >> 16
     }
 
-    /// Source and destination port. For ICMP they are type and code; for ARP they are 0 and the
+    /// Source and destination port. An ICMP key has type and code here; an ARP key has 0 and the
     /// operation.
     #[inline]
     #[must_use]
@@ -233,7 +233,7 @@ impl FlowKey {
         [self.0[4], self.0[5], self.0[6], self.0[7]]
     }
 
-    /// The bits that `mask` keeps, of this key with `first` as its first word. Replacing the first
+    /// This key, with `first` as its first word, reduced to the bits of `mask`. Replacing the first
     /// word in a copy would stall when the copy is read back as vectors.
     #[inline]
     pub(super) fn masked_with(&self, first: u64, mask: &FlowMask) -> Self {
@@ -248,7 +248,7 @@ impl FlowKey {
         Self([first & m, b & n, c & o, d & p, 0, 0, 0, 0])
     }
 
-    /// The bits that `mask` keeps, of a key that is not wide. An IPv4 frame without a source
+    /// A key that is not wide, reduced to the bits of `mask`. An IPv4 frame without a source
     /// address keeps all bits, because its permission also depends on the ports (DHCP).
     #[inline(always)]
     pub(super) fn relevant_narrow(&self, mask: &FlowMask) -> Self {
@@ -272,8 +272,8 @@ impl FlowKey {
         self.narrow_is(&[a, b, c, d]) && self.upper_is(&[e, f, g, h])
     }
 
-    /// Whether the first four words equal `words`. Compared word by word, because comparing a copy
-    /// of the key as a vector would wait for its own stores.
+    /// Whether the first four words equal `words`. They are compared word by word, because
+    /// comparing a copy of the key as a vector would wait for its own stores.
     #[inline]
     pub(super) fn narrow_is(&self, words: &[u64; NARROW]) -> bool {
         let [a, b, c, d, ..] = &self.0;
@@ -287,7 +287,7 @@ impl FlowKey {
         (a ^ words[0]) | (b ^ words[1]) | (c ^ words[2]) | (d ^ words[3]) == 0
     }
 
-    /// The bits that `mask` keeps.
+    /// This key, reduced to the bits of `mask`.
     #[inline]
     #[must_use]
     pub fn masked(&self, mask: &FlowMask) -> Self {
@@ -302,7 +302,7 @@ impl FlowMask {
         Self(fields.words())
     }
 
-    /// The bits that matter to either mask.
+    /// The bits that are set in at least one of the two masks.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         Self(core::array::from_fn(|i| self.0[i] | other.0[i]))
@@ -313,7 +313,7 @@ impl FlowMask {
         self.0 == [0; WORDS]
     }
 
-    /// Whether bits of an IPv6 address matter.
+    /// Whether the mask contains bits of an IPv6 address.
     #[must_use]
     pub fn is_wide(&self) -> bool {
         self.0[NARROW..] != [0; NARROW]
@@ -373,7 +373,7 @@ impl HashSeed {
         self.hash_upper(self.hash_narrow(k), k)
     }
 
-    /// Hash of all words, given that of the first four.
+    /// Hash of all words, computed from the hash of the first four.
     #[inline]
     pub(super) fn hash_upper(&self, narrow: u64, k: &FlowKey) -> u64 {
         let s = &self.0;
@@ -389,8 +389,8 @@ impl HashSeed {
         if k.is_wide() { self.hash_wide(k) } else { self.hash_narrow(k) }
     }
 
-    /// A number that is equal for all frames of a flow, to distribute flows. It costs one
-    /// multiplication, for IPv6 more.
+    /// A number that is equal for all frames of a flow, to distribute flows. An IPv4 key costs one
+    /// multiplication, an IPv6 key more.
     #[inline]
     #[must_use]
     pub fn flow(&self, k: &FlowKey) -> u64 {

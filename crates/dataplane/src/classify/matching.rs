@@ -1,7 +1,7 @@
 //! Rules: which frames a rule matches, and what happens to them.
 //!
-//! All fields that a rule names must match. An IPv4 address implies `EtherType` IPv4 unless the
-//! rule names ARP; the addresses are then sender and target. An IPv6 address implies IPv6.
+//! All fields that a rule names must match. An IPv4 address implies `EtherType` IPv4. If the rule
+//! names ARP, the addresses are those of sender and target. An IPv6 address implies IPv6.
 //! [`Match::compile`] refuses a protocol without an `EtherType`; the caller makes two rules
 //! instead.
 
@@ -11,7 +11,7 @@ use penstock_units::{MacAddr, Vid};
 
 use super::key::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, FlowKey, FlowMask, KeyFields};
 
-/// An IP address and a mask of the bits that matter.
+/// An IP address and a mask of the compared bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpMatch {
     /// Address and mask.
@@ -70,7 +70,7 @@ pub enum MatchError {
     /// The fields name both IPv4 and IPv6, or an address and another `EtherType`.
     #[error("the rule names an {0} address and something that is not {0}")]
     Family(&'static str),
-    /// A protocol, port or DSCP without the `EtherType` it belongs to.
+    /// A protocol, port or DSCP is given without its `EtherType`.
     #[error("a protocol, port or dscp needs an address or an ethertype beside it")]
     NeedsEthertype,
     /// The DSCP does not fit six bits.
@@ -82,7 +82,7 @@ pub enum MatchError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     Drop,
-    /// Forwarded by destination MAC, as without rules.
+    /// The frame is forwarded by destination MAC, as without rules.
     Normal,
     /// The port with this index.
     Output(u16),
@@ -101,7 +101,7 @@ pub struct Actions {
 }
 
 impl Actions {
-    /// Actions without edits.
+    /// Sends frames to `output` without edits.
     #[must_use]
     pub const fn only(then: Then) -> Self {
         Self { set_vlan: None, set_dscp: None, then }
@@ -115,7 +115,7 @@ pub struct Rule {
     pub priority: u16,
     pub matching: Match,
     pub actions: Actions,
-    /// The number by which control knows the rule.
+    /// The rule's number in the control plane.
     pub id: u32,
 }
 

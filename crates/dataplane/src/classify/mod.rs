@@ -16,10 +16,10 @@
 //! - verify the keys and apply the decisions;
 //! - send the frames that missed, one by one, through `forward`.
 //!
-//! A port that sends every frame to one place skips these stages ([`PortPolicy::is_patch`]). Only
-//! those key bits count on which a decision about the port's frames can depend, so flows that
-//! differ in other bits share an entry. A frame whose relevant bits equal those of the frame before
-//! shares its decision without a look at the cache.
+//! A port that sends every frame to one place skips these stages ([`PortPolicy::is_patch`]). The
+//! cache compares only the key bits on which a decision about the port's frames can depend. Flows
+//! that differ in other bits share an entry. If a frame has the same relevant bits as the frame
+//! before it, it gets the same decision without a cache look-up.
 //!
 //! # Cost
 //! `benches/classify.rs` measures it. There is no allocation, lock, clock or system call. Every
@@ -84,7 +84,7 @@ pub struct ClassifierConfig {
     pub fdb_entries: usize,
     /// A random number, drawn once per boot so that tenants cannot predict the hashes.
     pub seed: u64,
-    /// Number of port numbers; they are 0 to this, exclusive.
+    /// Number of port numbers. Port numbers are below this value.
     pub max_ports: usize,
 }
 
@@ -120,11 +120,11 @@ struct Scratch {
 /// The frames of a batch as stage 1 divides them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Parsed {
-    /// Looked up in the cache.
+    /// Frames that are looked up in the cache.
     cacheable: FrameSet,
-    /// Equal to the cacheable frame before them, and decided like it.
+    /// Frames with the same key as the cacheable frame before them. They get the same decision.
     followers: FrameSet,
-    /// Decided one by one.
+    /// Frames that are decided one by one.
     apart: FrameSet,
 }
 
@@ -200,9 +200,9 @@ impl Classifier {
     }
 
     /// Sets `verdict`, `tci` and `hash` of every frame of `batch`, which came from `port`. `now_s`
-    /// and `now_ns` are the same moment on the worker's clock. A snapshot that differs from the
-    /// last is first adopted as by [`Self::on_snapshot`]. Returns the number of frames that were
-    /// not in the cache.
+    /// and `now_ns` are the same moment on the worker's clock. If the snapshot differs from the
+    /// last one, it is first adopted as by [`Self::on_snapshot`]. Returns the number of frames that
+    /// were not in the cache.
     #[expect(clippy::too_many_arguments, reason = "the worker has these at hand, apart")]
     pub fn classify(
         &mut self,
@@ -250,8 +250,8 @@ impl Classifier {
         rest.0.count_ones() as usize
     }
 
-    /// Level 0: all frames have one output. A frame whose Ethernet header is not enough (it has a
-    /// tag, offload metadata, or an address that a bridge refuses) goes to the other stages.
+    /// Level 0: all frames have one output. A frame with a tag, offload metadata, or an address
+    /// that a bridge refuses goes to the other stages.
     fn by_patch(&mut self, batch: &mut Batch, policy: &PortPolicy, patch: Patch) -> FrameSet {
         let mut rest = FrameSet::default();
         let mut frames = 0;
@@ -285,7 +285,7 @@ impl Classifier {
 
     /// Stage 1. Frames with unreadable headers get their verdict here.
     // The stages are separate functions that are not inlined, so that each keeps its values in
-    // registers. Inlined together they spilled most of them.
+    // registers. When they were inlined together, the compiler spilled most values to the stack.
     #[inline(never)]
     fn parse_and_hash(
         &mut self,
@@ -405,8 +405,8 @@ impl Classifier {
             recent: Recent::default(),
         };
         let mut decision = Decision::drop(DropReason::Runt);
-        // The frame for which `decision` was made, if the decision applies to others of its flow;
-        // and whether the cache kept it.
+        // `of` is the frame for which `decision` was made, if the decision applies to other frames
+        // of the flow. `kept` says whether the cache stored it.
         let (mut of, mut kept) = (None, false);
         for i in frames {
             let (h, hash) = (&headers[i], hashes[i]);
@@ -432,9 +432,9 @@ impl Classifier {
         }
     }
 
-    /// Adopts a snapshot. Removes cached decisions and the addresses of ports and domains that no
-    /// longer exist, and of ports that left a domain. Looks at the whole FDB, so call it between
-    /// two batches.
+    /// Adopts a snapshot. Removes all cached decisions, and the addresses of ports and domains that
+    /// no longer exist and of ports that left a domain. Call this function between two batches,
+    /// because it reads the whole FDB.
     pub fn on_snapshot(&mut self, snapshot: &Snapshot) {
         self.generation = Some(snapshot.generation);
         self.attached = snapshot.ports.iter().flatten().count();
@@ -457,8 +457,8 @@ impl Classifier {
         self.cache.flush(self.attached);
     }
 
-    /// Removes expired addresses. Looks at a few lines a call and normally at a sixteenth of the
-    /// FDB a second, so it may be called at every turn.
+    /// Removes expired addresses. Each call reads a few lines, and normally a sixteenth of the FDB
+    /// is read per second, so it may be called at every turn.
     #[inline]
     pub fn age(&mut self, now_s: u32, snapshot: &Snapshot) {
         const SLOTS_A_CALL: usize = 32;
@@ -476,7 +476,7 @@ impl Classifier {
         }
     }
 
-    /// Learns what another worker learned, unless the port is no member of the domain in
+    /// Learns an address that another worker reported, if the port is a member of the domain in
     /// `snapshot`.
     pub fn hear(&mut self, news: &News, now_s: u32, snapshot: &Snapshot) {
         if snapshot.is_member(news.domain, news.port) {
@@ -486,13 +486,14 @@ impl Classifier {
     }
 
     /// Appends the FDB's entries in `max` slots from slot `from` on, and returns the next slot.
-    /// Allocates only if `out` has less room than that.
+    /// Allocates only if `out` has no room for `max` entries.
     pub fn fdb_chunk(&self, from: usize, max: usize, out: &mut Vec<FdbRecord>) -> Option<usize> {
         self.fdb.entries(from, max, out)
     }
 
-    /// Removes learned addresses of a port, of a domain, of a port in a domain, or all. Pinned
-    /// addresses stay. Returns the number of removed entries.
+    /// Removes learned addresses of a port, of a domain, or of a port in a domain. If both
+    /// arguments are `None`, it removes all learned addresses. Pinned addresses stay. Returns the
+    /// number of removed entries.
     pub fn fdb_flush(&mut self, port: Option<u16>, domain: Option<u16>) -> usize {
         self.fdb.flush_learned(|d, p| port.is_none_or(|x| x == p) && domain.is_none_or(|x| x == d))
     }
@@ -529,7 +530,7 @@ impl Classifier {
         self.cache.held(port)
     }
 
-    /// Frames whose source was not learned because a token or room was missing.
+    /// Frames whose source was not learned, because the port had no token or the FDB had no room.
     #[must_use]
     pub fn unlearned(&self) -> u64 {
         self.unlearned

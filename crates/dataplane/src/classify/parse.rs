@@ -18,7 +18,8 @@
 //! read.
 //!
 //! # Cost
-//! Fixed offsets for IPv4; at most eight extension headers and eight ND options for IPv6.
+//! The parser reads IPv4 at fixed offsets. For IPv6 it reads at most eight extension headers and
+//! eight ND options.
 
 use super::ipv6;
 use super::key::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, FlowKey};
@@ -83,7 +84,7 @@ impl HeaderFlags {
 /// Result of the parser.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
-    /// The flow key. Its VLAN id is that of the tag, 0 without a tag.
+    /// The flow key. Its VLAN id is the id of the tag, or 0 without a tag.
     pub key: FlowKey,
     /// Offset of the transport header. 0 if there is none: not IP, a later fragment, or an unknown
     /// protocol.
@@ -173,7 +174,7 @@ pub fn parse(batch: &mut Batch, i: usize, in_port: u16) -> Result<Headers, DropR
     Ok(headers)
 }
 
-/// [`parse`] for the most common kind of frame; `None` if the frame is of another kind.
+/// [`parse`] for the most common kind of frame; `None` for any other frame.
 #[inline(always)]
 pub(super) fn parse_plain(
     batch: &mut Batch,
@@ -247,7 +248,7 @@ pub(super) fn parse_any(
     check_offload(batch, i, h)
 }
 
-/// Whether an `EtherType` is that of a VLAN tag: 802.1Q, 802.1ad, or one of their predecessors.
+/// Whether an `EtherType` marks a VLAN tag: 802.1Q, 802.1ad, or one of their predecessors.
 #[inline]
 pub(crate) const fn is_tag(ethertype: u16) -> bool {
     matches!(ethertype, ETHERTYPE_VLAN | 0x88a8 | 0x9100 | 0x9200 | 0x9300)
@@ -266,7 +267,7 @@ fn hides(w: &[u8; HEAD_COPY], len: usize) -> bool {
     if len < L3 + 8 {
         return false;
     }
-    // The lowest bit says group or response and is not part of the address.
+    // The lowest bit means group or response and is not part of the address.
     match be16(w, L3) & 0xfefe {
         IP => true,
         SNAP => {

@@ -102,15 +102,15 @@ pub struct SlowPathLimit {
 }
 
 impl SlowPathLimit {
-    /// For a VM: enough for ARP and a boot, and too little to disturb other ports. The burst fits
-    /// four times into the smallest ring that drivers use (256), so that a neighbour's own frames
-    /// still find room.
+    /// Default for a VM. The rate suffices for ARP and a boot, and is too low to disturb other
+    /// ports. The burst fits four times into the smallest ring that drivers use (256), so that a
+    /// neighbour's own frames still find room.
     pub const DEFAULT: Self = Self { per_second: 1_000, burst: 64 };
-    /// Refuses nothing; for uplinks.
+    /// No limit; used for uplinks.
     pub const UNLIMITED: Self = Self { per_second: u32::MAX, burst: u32::MAX };
 }
 
-/// The single destination of all frames of a port; [`PortPolicy::finish`] finds it.
+/// The single destination of all frames of a port. [`PortPolicy::finish`] determines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Patch {
     pub(super) port: u16,
@@ -135,8 +135,8 @@ pub struct PortPolicy {
     pub slow_path: SlowPathLimit,
     /// Isolated ports cannot reach each other, but can reach all other ports (a private VLAN).
     pub isolated: bool,
-    /// Whether the port may send frames with one VLAN tag more than its own. Nothing reads the
-    /// headers behind that tag.
+    /// Whether the port may send frames with one VLAN tag more than its own. The switch does not
+    /// read the headers behind that tag.
     pub qinq: bool,
     /// Whether the port is administratively up.
     pub up: bool,
@@ -160,15 +160,16 @@ pub struct PortPolicy {
     pub marks: bool,
     /// Measurement of the RTP streams to this port.
     pub rtp: Option<Arc<RtpStreams>>,
-    /// Whether the load of the port's link is watched. If so, frames to it are counted by their
-    /// size on the link.
+    /// Whether the load of the port's link is monitored. If it is, frames to the link are counted
+    /// with their size on the link.
     pub watched: bool,
-    /// Rung when frames arrive for the port's VM; `None` if no scheduler runs its vCPUs.
+    /// Notification to the vCPU scheduler when frames arrive for the port's VM. `None` if no
+    /// scheduler runs the VM's vCPUs.
     pub bell: Option<VcpuBell>,
-    /// Set by [`Self::finish`].
+    /// The single destination, if there is one. [`Self::finish`] sets this field.
     pub(super) patch: Option<Patch>,
-    /// The key bits on which a decision about this port's frames can depend; set by
-    /// [`Self::finish`].
+    /// The key bits on which a decision about this port's frames can depend. [`Self::finish`] sets
+    /// this field.
     pub(super) relevant: FlowMask,
 }
 
@@ -228,9 +229,9 @@ impl PortPolicy {
         self
     }
 
-    /// The bits of input port, VLAN, protocol and Ethernet addresses always matter. Of the rest,
-    /// those matter that a rule or the binding reads. Flows that differ only in other bits share a
-    /// decision.
+    /// The key bits on which a decision can depend. The bits of input port, VLAN, protocol and
+    /// Ethernet addresses are always included. Other bits are included if a rule or the binding
+    /// reads them. Flows that differ only in excluded bits share a decision.
     fn find_relevant(&self) -> FlowMask {
         let always = FlowMask::new(&KeyFields {
             in_port: u16::MAX,
@@ -270,8 +271,8 @@ impl PortPolicy {
     }
 
     /// Whether the treatment of the port's frames depends on headers, so that no header may be
-    /// hidden. It depends on them by a binding, a code point, or any rule except the one that sends
-    /// all frames to one place.
+    /// hidden. This is so if the port has a binding, a code point, or a rule other than one that
+    /// sends all frames to one port.
     #[inline]
     #[must_use]
     pub fn reads_headers(&self) -> bool {
@@ -279,10 +280,10 @@ impl PortPolicy {
         self.binding.is_some() || self.dscp.is_some() || by_rules
     }
 
-    /// Whether frames of `sender` must not leave this port if the bytes behind the sender's own
-    /// VLAN tag would become a tag that the network obeys. On a trunk they never may. On a link
-    /// that leaves the host they may only if the sender belongs to the operator or the link is
-    /// meant for it ([`Self::qinq`]).
+    /// Whether frames of `sender` with a second VLAN tag must not leave by this port. Without the
+    /// sender's own tag, the network would obey the second one. A trunk always refuses such frames.
+    /// A link that leaves the host accepts them only if the sender belongs to the operator or the
+    /// link allows it ([`Self::qinq`]).
     #[inline]
     #[must_use]
     pub fn keeps_tags_in(&self, sender: Option<&Self>) -> bool {
@@ -328,7 +329,7 @@ impl PortPolicy {
 
     /// Form in which a frame of VLAN `vid` leaves by this port: `Some(true)` tagged, `Some(false)`
     /// untagged, `None` not at all. An access port accepts any VLAN: normal forwarding sends it
-    /// only its own, but a rule may send another.
+    /// only frames of its own VLAN, but a rule may send frames of another.
     #[inline]
     #[must_use]
     pub fn egress_form(&self, vid: u16) -> Option<bool> {

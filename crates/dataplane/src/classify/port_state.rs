@@ -11,17 +11,18 @@
 //!
 //! # Approach
 //! A flow gets a cache entry the second time it is seen. A port with more flows than the filter
-//! holds would never see a flow twice. For this reason one new flow in [`SAMPLE`] passes too, and a
-//! flow's bits change at each clearing, so that the same flows do not lose every time.
+//! holds would never see a flow twice. For this reason one new flow in [`SAMPLE`] also gets an
+//! entry at once. A flow's bits change each time the filter is cleared, so that the same flows do
+//! not collide every time.
 
 use super::policy::SlowPathLimit;
 
 /// Flows recorded before the filter is cleared: about 23 % of 512 bits are then set.
 const FLOWS_BETWEEN_WIPES: u16 = 67;
 
-/// One new flow in this many passes as known, while the port has room in the cache.
+/// One new flow in this many counts as known, while the port has room in the cache.
 const SAMPLE: u16 = 8;
-/// One new flow in this many passes as known, if the port has no room in the cache.
+/// One new flow in this many counts as known, if the port has no room in the cache.
 const SAMPLE_FULL: u16 = 64;
 
 /// The meter and the filter of one port.
@@ -36,7 +37,7 @@ pub(super) struct PortState {
 }
 
 impl PortState {
-    /// Takes one frame's token from the slow-path bucket; false if there is none.
+    /// Takes one frame's token from the slow-path bucket. Returns false if the bucket is empty.
     #[inline]
     pub(super) fn slow_path(&mut self, limit: SlowPathLimit, now_ns: u64) -> bool {
         if limit.per_second == 0 {
@@ -55,7 +56,7 @@ impl PortState {
         fits
     }
 
-    /// Whether a flow with this hash was seen before, or passes as known by sampling. Records the
+    /// Whether a flow with this hash was seen before, or counts as known by sampling. Records the
     /// flow.
     #[inline]
     pub(super) fn seen_before(&mut self, hash: u64, full: bool) -> bool {

@@ -5,20 +5,21 @@
 //! chooses. Crafted rules and packets reduced OVS to 12 % (CVE-2019-25076).
 //!
 //! # Source
-//! Datapath rule 33; Srinivasan, Suri, Varghese, \"Packet Classification using Tuple Space Search\"
+//! Datapath rule 33; Srinivasan, Suri, Varghese, "Packet Classification using Tuple Space Search"
 //! (1999).
 //!
 //! # Approach
 //! Rules are sorted once by falling priority and rising id, so that a smaller index is a better
 //! rule. Rules with the same mask share a hash subtable. Subtables are searched in the order of
-//! their best rule, and the search ends when none can beat the best match. Masks beyond the cap are
-//! those with the fewest rules. Their rules go to a list in rule order, of at most [`LINEAR_MAX`].
-//! A subtable look-up reads one bucket of eight signatures. A rule that does not fit its bucket
-//! goes to the list too.
+//! their best rule, and the search ends when no remaining subtable can contain a better rule than
+//! the best match. If there are more masks than the cap allows, the masks with the fewest rules get
+//! no subtable. Their rules go to a list in rule order, of at most [`LINEAR_MAX`] rules. A subtable
+//! look-up reads one bucket of eight signatures. A rule that does not fit its bucket goes to the
+//! list too.
 //!
 //! # Cost
-//! At worst cap x (hash + bucket) + [`LINEAR_MAX`] comparisons. A subtable without a match costs
-//! one word, and rarely a mispredicted branch.
+//! In the worst case a search takes cap x (hash + bucket) + [`LINEAR_MAX`] comparisons. A subtable
+//! without a match costs one word, and rarely a mispredicted branch.
 
 use super::key::{FlowKey, FlowMask, HashSeed};
 use super::matching::{MatchError, Rule};
@@ -260,8 +261,8 @@ impl RuleTable {
         order.sort_by_key(|&rule| (masks[rule as usize], rule));
         let mut groups: Vec<&[u32]> =
             order.chunk_by(|&a, &b| masks[a as usize] == masks[b as usize]).collect();
-        // The masks with the most rules get the subtables; of equal ones, the mask with the better
-        // rule.
+        // The masks with the most rules get the subtables. If two masks have equally many rules,
+        // the mask with the better rule comes first.
         groups.sort_by_key(|g| (core::cmp::Reverse(g.len()), g.first().copied()));
         let mut subtables = Vec::new();
         let mut linear = Vec::new();
@@ -284,7 +285,8 @@ impl RuleTable {
         (subtables.into_boxed_slice(), linear.iter().map(entry).collect())
     }
 
-    /// Index of the best rule that matches `key`, whose VLAN id must be that of the network.
+    /// Index of the best rule that matches `key`. The VLAN id of `key` must be the id of the
+    /// network.
     #[must_use]
     pub fn lookup(&self, key: &FlowKey) -> Option<u32> {
         self.lookup_in(key.vid(), key)

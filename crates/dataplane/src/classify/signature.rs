@@ -13,15 +13,15 @@ pub(super) const fn signature(hash: u64) -> u64 {
     top + (top == 0) as u64
 }
 
-/// Ways of a bucket whose signature matches: the top bit of byte k stands for way k.
+/// Ways of a bucket whose signature matches: the top bit of byte k represents way k.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Candidates(u64);
 
 impl Candidates {
     pub(super) const NONE: Self = Self(0);
 
-    /// The ways of `bucket` with `signature`. A borrow may also name the way above a match, so the
-    /// caller must compare the keys.
+    /// The ways of `bucket` with `signature`. Because of the subtraction's borrow, the result may
+    /// also contain the way above a match, so the caller must compare the keys.
     #[inline]
     pub(super) const fn among(bucket: u64, signature: u64) -> Self {
         let x = bucket ^ (signature * LANES);

@@ -23,7 +23,7 @@ fn mac(m: u64) -> MacAddr {
     MacAddr(m.to_be_bytes()[2..].try_into().unwrap())
 }
 
-/// A classifier without real ports: it records the decision about each frame.
+/// A classifier without real ports. It records the decision about each frame.
 struct Bench {
     classifier: Classifier,
     snapshot: Snapshot,
@@ -180,7 +180,7 @@ fn a_flood_of_addresses_stays_in_its_domain_and_its_allowance() {
         let frame = udp4(0x0200_0000_0000 + n, B, ME, YOU, 1, 2);
         limited += usize::from(b.send(2, &frame) == Verdict::Drop(DropReason::SlowPathLimit));
     }
-    // The burst is 1,000 frames; then none passes in this second.
+    // The burst is 1,000 frames. After the burst, no frame passes in this second.
     assert!(limited >= 18_000, "{limited}");
     assert_eq!(b.classifier.fdb().domain_len(1), 64);
     assert_eq!(b.classifier.fdb().domain_len(0), 2);
@@ -220,7 +220,7 @@ fn many_flows_of_one_port_leave_the_others_in_the_cache() {
     assert_eq!(b.count(0).cache_hits, before + 32);
 }
 
-/// A rule that matches no test frame but makes the ports matter for decisions.
+/// A rule that matches no test frame, but makes decisions depend on the ports.
 fn looks_at_ports() -> Rule {
     let ports = Some((1, u16::MAX));
     let tcp = Match { proto: Some(6), src_port: ports, dst_port: ports, ..ipv4() };
@@ -528,7 +528,7 @@ fn what_reads_headers_is_not_passed_by_one_that_is_hidden() {
                 let verdict = b.send(id, &frame);
                 assert_eq!(verdict, refused, "port {id}, behind {hide:x?}: {frame:x?}");
             }
-            // A port whose frames nothing checks may hide headers.
+            // A port without checks on its frames may send hidden headers.
             assert_ne!(b.send(3, &frame), refused, "behind {hide:x?}");
         }
     }

@@ -6,7 +6,7 @@
 //! writes.
 //!
 //! # Source
-//! The vhost-user specification, \"Migration\": one bit for each 4 KiB page of guest addresses,
+//! The vhost-user specification, "Migration": one bit for each 4 KiB page of guest addresses,
 //! lowest bit first. The back end sets a bit with an atomic OR; the front end takes it with an
 //! atomic exchange.
 //!
@@ -17,9 +17,8 @@
 //! page beyond the log is not marked (CVE-2020-10722).
 //!
 //! # Cost
-//! None without a log: a ring asks once a burst whether it has anything to record
+//! Without a log the cost is one check per burst, whether the ring has anything to record
 //! (`SplitRing::publish`).
-//! log: a ring asks once a burst whether it has anything to record, see `SplitRing::publish`.
 
 use core::sync::atomic::Ordering;
 use std::fs::File;
@@ -35,7 +34,7 @@ pub const LOG_PAGE: u64 = 4096;
 /// Longest accepted log in bytes: that of 8 TiB of guest addresses.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 
-/// A log that is shared with the front end.
+/// A log that the switch shares with the front end.
 #[derive(Debug)]
 pub struct DirtyLog {
     bits: SharedFile,

@@ -4,9 +4,9 @@
 //! An attacker may choose every address that a guest passes.
 //!
 //! # Approach
-//! Datapath rules 8 to 10. The *whole* range is checked against one region; CVE-2018-1059 checked
-//! only its start. A region never extends beyond its file. Maps are immutable, and dropped only
-//! after the worker has released them.
+//! Datapath rules 8 to 10 apply. The *whole* range is checked against one region. In CVE-2018-1059
+//! only the start was checked. A region never extends beyond its file. Maps are immutable, and a
+//! map is dropped only after the worker has released it.
 //!
 //! # Cost
 //! A hit in the region of the last hit costs one subtraction and one comparison.
@@ -28,7 +28,8 @@ pub const REGIONS_MAX: usize = 32;
 pub struct RegionSpec {
     /// Guest physical address of the first byte.
     pub guest: u64,
-    /// Virtual address of the first byte in the driver's process. Ring addresses are of this kind.
+    /// Virtual address of the first byte in the driver's process. Ring addresses are such virtual
+    /// addresses.
     pub user: u64,
     /// Length in bytes.
     pub len: u64,
@@ -87,8 +88,8 @@ impl GuestMemory {
     /// # Errors
     /// [`MemoryError`]; no region stays mapped.
     pub fn map(account: &MemoryAccount, specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
-        // Checked before anything is mapped, because each region could be as large as the limits
-        // allow.
+        // The number is checked before a region is mapped, because each region could be as large as
+        // the limits allow.
         if specs.len() > REGIONS_MAX {
             return Err(MemoryError::TooMany(specs.len()));
         }
@@ -96,8 +97,8 @@ impl GuestMemory {
         Self::of(regions.collect::<Result<Vec<_>, _>>()?)
     }
 
-    /// Whether `spec` is a region of this map: the same addresses, and the same bytes of the same
-    /// file. QEMU announces a region once for each queue pair.
+    /// Whether `spec` is already a region of this map, with the same addresses and the same bytes
+    /// of the same file. QEMU announces a region once for each queue pair.
     ///
     /// # Errors
     /// [`MemoryError`] if the addresses are those of a region, but the file cannot be examined.
@@ -143,7 +144,7 @@ impl GuestMemory {
         self.regions.iter().for_each(|region| region.mapping.set_alarm(alarm));
     }
 
-    /// Guest address behind the last region, up to which a dirty log must reach.
+    /// Guest address behind the last region. A dirty log must cover all addresses below it.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.regions.last().map_or(0, |r| r.guest + r.len)
@@ -161,7 +162,7 @@ impl GuestMemory {
         self.translate_cold(guest, u64::from(len), hint)
     }
 
-    /// Copy of the region of the last hit, for a loop that keeps it in registers.
+    /// Copy of the region of the last hit, for a loop that keeps the region in registers.
     #[inline(always)]
     pub(crate) fn window(&self, hint: usize) -> Window {
         let empty = Window { guest: 0, len: 0, host: core::ptr::null_mut() };
@@ -209,7 +210,7 @@ impl GuestMemory {
         Some((region.at(guest, u64::from(here))?, here))
     }
 
-    /// Guest address of a host address that a translation returned; for the dirty log.
+    /// Guest address of a host address that a translation returned. The dirty log uses it.
     pub(crate) fn guest_address(&self, host: *const u8) -> Option<u64> {
         self.regions.iter().find_map(|r| {
             let offset = (host as u64).wrapping_sub(r.host as u64);
@@ -217,8 +218,8 @@ impl GuestMemory {
         })
     }
 
-    /// Host address of `len` bytes at the driver's own address `user`, aligned to `align`; for
-    /// rings.
+    /// Host address of `len` bytes at the driver's own address `user`, aligned to `align`. Rings
+    /// use it.
     pub(crate) fn translate_user(&self, user: u64, len: u64, align: u64) -> Option<*mut u8> {
         let region = self.regions.iter().find(|r| user.wrapping_sub(r.user) < r.len)?;
         let at = region.at(region.guest + (user - region.user), len)?;
@@ -226,7 +227,7 @@ impl GuestMemory {
     }
 }
 
-/// A region in the form that translation needs. Valid as long as its map.
+/// A region in the form that translation needs. It is valid as long as its map exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     guest: u64,
@@ -258,7 +259,8 @@ impl Window {
 /// Origin of a region: its offset, and the device and inode of its file.
 fn origin(spec: &RegionSpec) -> Result<(u64, u64, u64), MemoryError> {
     let failed = |source| MemoryError::Map { guest: spec.guest, source };
-    // Checked first, because any other call could wait for a file system that the front end serves.
+    // The file's type is checked first, because any other call could wait for a file system that
+    // the front end serves.
     if !is_memory_file(&spec.file) {
         return Err(failed(MappingError::Foreign));
     }

@@ -1,28 +1,29 @@
-//! The helper: a process that does for the daemon what the daemon's own user may not do.
+//! The helper: a process that performs privileged operations for the daemon.
 //!
 //! # Problem
 //! A TAP or a packet socket of another network namespace must be made inside that namespace, and
-//! entering one needs `CAP_SYS_ADMIN`. Giving a socket to another user needs `CAP_CHOWN`. A switch
-//! with these capabilities for two calls a port would have them for everything else too.
+//! entering one needs `CAP_SYS_ADMIN`. Giving a socket to another user needs `CAP_CHOWN`. A port
+//! needs these capabilities for two calls only, but a switch process would have them for all its
+//! other work too.
 //!
 //! # Approach
-//! `penstock host helper` has the capabilities and does only these two things. The daemon asks it
-//! for what the daemon may not do itself.
+//! `penstock host helper` has the capabilities and does only these two things. The daemon sends it
+//! a request if the daemon's own capabilities do not suffice.
 //!
 //! # Protocol
-//! A connection (`SOCK_SEQPACKET`) carries one request of one message and one answer: an error
-//! number (0 for success) with the requested descriptor.
+//! A connection (`SOCK_SEQPACKET`) carries one request and one answer of one message each. The
+//! answer is an error number (0 for success) with the requested descriptor.
 //!
 //! # Refused requests
 //! The helper answers `EINVAL` to:
 //!
 //! - any kind of descriptor except the three of `Kind`;
-//! - a namespace that is not a plain name, which it looks up in `/run/netns`;
-//! - a change of owner to root, or of a file that is not a socket in a file system, or does not
-//!   belong to the asking user;
-//! - descriptors that the request does not need, which it closes.
+//! - a namespace whose name is not a plain file name in `/run/netns`;
+//! - a change of owner to root, of a file that is not a socket in a file system, or of a file that
+//!   does not belong to the requesting user;
+//! - descriptors that the request does not need (the helper closes them).
 //!
-//! If it has no free descriptors, it waits and continues.
+//! If the helper has no free descriptors, it waits and continues.
 #![allow(unsafe_code, reason = "descriptors that came with a message or from a service manager")]
 
 use std::fs::File;
@@ -97,7 +98,7 @@ impl Kind {
         }
     }
 
-    /// What an error calls the operation, and its remedy.
+    /// Name of the operation in errors, and the remedy.
     const fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::Tun => ("open /dev/net/tun", "load the tun module, run as root"),
@@ -115,7 +116,7 @@ fn open_tun() -> io::Result<OwnedFd> {
 }
 
 /// Makes a descriptor in a namespace: a name under `/run/netns` or a path, `None` for the namespace
-/// of the process. Asks the helper if the process may not do it itself.
+/// of the process. Asks the helper if the process lacks the permission.
 pub(super) fn descriptor(
     netns: Option<&Path>,
     object: &str,
@@ -139,7 +140,7 @@ pub(super) fn descriptor(
     }
 }
 
-/// Changes the owner of a socket's inode. Asks the helper if the process may not do it itself.
+/// Changes the owner of a socket's inode. Asks the helper if the process lacks the permission.
 pub(super) fn give(inode: &File, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
     let change = change_owner(inode, owner.unwrap_or(STAYS), group.unwrap_or(STAYS));
     let Err(refused) = change else { return Ok(()) };

@@ -1,9 +1,9 @@
-//! The inflight region: a record that a front end keeps for a back end that dies. The next back end
-//! learns from it which chains were taken and not returned.
+//! The inflight region: a record that a front end keeps in case the back end dies. The region shows
+//! the next back end which chains were taken and not returned.
 //!
 //! # Source
-//! The vhost-user specification, \"Inflight I/O tracking\": a header and one entry per descriptor
-//! for each queue. The back end makes the file, the front end keeps it, and both map it.
+//! The vhost-user specification, "Inflight I/O tracking": a header and one entry per descriptor for
+//! each queue. The back end makes the file, the front end keeps it, and both map it.
 //!
 //! # What is recorded, and when
 //! A chain is in flight from the moment its head is read from the available ring until the used
@@ -11,41 +11,41 @@
 //! available, and return a batch before they take the next one. At every instant, the chains in
 //! flight are thus exactly the available entries from the used index on. The used index is one
 //! 16-bit store, and it is the only moment at which chains change owner. If the switch is killed
-//! before this store, no chain of the batch was returned, and all are taken again. If it is killed
-//! after the store, all were returned, and none is taken again.
+//! before this store, no chain of the batch was returned, and the next switch takes all of them
+//! again. If it is killed after the store, all chains were returned, and the next switch takes none
+//! of them.
 //!
-//! No chain needs its `inflight` mark for this, so none is set. From a region without marks the
-//! specification concludes that a successor starts at the used index and resubmits nothing, and
-//! this is correct. Only `used_idx` is recorded, after the ring's own index. Between the two stores
-//! it lags by one batch. The specification provides for this: the successor clears the marks of the
-//! last batch, of which there are none.
+//! For this reason no chain needs its `inflight` mark, and the switch sets no marks. By the
+//! specification, a successor that finds no marks starts at the used index and resubmits nothing,
+//! which is correct. Only `used_idx` is recorded, after the ring's own index. Between the two
+//! stores `used_idx` lags by one batch. The specification provides for this: the successor clears
+//! the marks of the last batch. As there are no marks, it clears nothing.
 //!
-//! The worker orders the two rings of a frame. A frame is visible at its destination before its
-//! chain is returned. A kill may thus deliver a frame twice, but never loses one whose chain was
-//! returned.
+//! The worker writes the two rings of a frame in a fixed order. A frame is visible at its
+//! destination before its chain is returned. If the switch is killed, a frame may thus be delivered
+//! twice, but no frame is lost after its chain was returned.
 //!
 //! # Recovery
-//! A region may come from another program, which returned chains out of order and died. Then marks
-//! are set. Their heads are resubmitted first, in the order of their counters, and the ring
-//! continues behind them. Meanwhile the whole procedure of the specification is followed, store by
-//! store ([`SplitInflight::begin`], [`SplitInflight::end`]).
+//! A region may come from another program that returned chains out of order and died. In that case
+//! marks are set. The marked heads are resubmitted first, in the order of their counters, and the
+//! ring continues behind them. Meanwhile the whole procedure of the specification is followed,
+//! store by store ([`SplitInflight::begin`], [`SplitInflight::end`]).
 //!
 //! # Trust
 //! The file belongs to the front end and may hold anything. Every head is checked, and marks that
 //! are impossible for the ring are dropped.
 //!
 //! # Cost
-//! A ring without a region asks once a burst whether it has anything to record. A ring with one
-//! does one more store.
+//! A ring without a region checks once per burst whether it has anything to record. A ring with a
+//! region does one more store.
 //!
 //! # Packed rings
 //! A packed ring has no index in the guest's memory, and a used descriptor overwrites the driver's
 //! description of its buffer. For this reason one word keeps two positions: those of the ring
-//! before and after the burst. It is written before and after the single store that makes the burst
-//! visible to the driver. The first descriptor of the burst then tells whether that store was made.
-//! Descriptors of the burst that were overwritten before it are saved, and restored if it was never
-//! made ([`PackedInflight`]).
-//! ([`PackedInflight`]).
+//! before and after the burst. The word is written before and after the single store that makes the
+//! burst visible to the driver. The first descriptor of the burst then tells whether that store was
+//! made. Descriptors of the burst that are overwritten before that store are saved first. They are
+//! restored if the store was never made ([`PackedInflight`]).
 
 use core::sync::atomic::{Ordering, fence};
 use std::fs::File;
@@ -81,12 +81,13 @@ const PACKED_STATE: usize = 16;
 const PACKED_ENTRY: usize = 32;
 /// Id, flags and length of a descriptor as the driver wrote it.
 const PACKED_ENTRY_SAVED: usize = 16;
-/// A bit in the padding: this switch wrote the positions. It is not set in a new region.
+/// A bit in the padding that says that this switch wrote the positions. A new region does not have
+/// it.
 const PACKED_KNOWN: u64 = 1 << 56;
 /// The wrap counter in a position as vhost-user encodes it.
 const WRAP: u16 = 1 << 15;
 
-/// The kind of rings that a region describes; the layouts of their parts differ.
+/// Kind of the rings that a region describes. Each kind has its own layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingLayout {
     Split,
@@ -118,9 +119,9 @@ pub enum InflightError {
         queues: u16,
         /// Number of descriptors in each queue.
         size: u16,
-        /// Needed bytes.
+        /// Number of bytes that the queues need.
         needs: u64,
-        /// Announced bytes.
+        /// Number of bytes that the front end announced.
         has: u64,
     },
     /// The layout has an unknown version.
@@ -172,9 +173,9 @@ impl InflightRegion {
         Ok((file, len))
     }
 
-    /// Maps a region that a front end passes, and counts it in `account`. It is in `len` bytes of
-    /// `file` from `offset` on; the last argument is the number of queues and the number of
-    /// descriptors of each.
+    /// Maps a region that a front end passes, and counts it in `account`. The region is the `len`
+    /// bytes of `file` from `offset` on. The last argument is the number of queues and the number
+    /// of descriptors per queue.
     ///
     /// # Errors
     /// [`InflightError`].
@@ -304,11 +305,11 @@ impl SplitInflight {
         heads
     }
 
-    /// Records a stored used index: no chain below it is in flight.
+    /// Records the used index after it was stored in the ring. No chain below it is in flight.
     #[inline]
     pub fn note(&self, used: u16) {
-        // x86 keeps the order of stores, and the fence makes the compiler keep it: this store
-        // follows the one of the ring's index.
+        // x86 keeps the order of stores, and the fence makes the compiler keep it. This store must
+        // follow the store of the ring's index.
         core::sync::atomic::compiler_fence(Ordering::Release);
         self.region.store(self.at + SPLIT_USED, used);
     }
@@ -383,15 +384,16 @@ impl PackedInflight {
         (known && fits).then_some((old, used))
     }
 
-    /// Records, before the burst becomes visible, that it takes the ring from `old` to `used`.
+    /// Records that the burst moves the ring from `old` to `used`. Must be called before the burst
+    /// becomes visible.
     pub fn begin(&self, old: u16, used: u16) {
         self.region.store_state(self.at, used, old, PACKED_KNOWN);
     }
 
     /// Records that the burst is visible to the driver.
     pub fn end(&self, used: u16) {
-        // x86 keeps the order of stores, and the fence makes the compiler keep it: this store
-        // follows the one in the ring.
+        // x86 keeps the order of stores, and the fence makes the compiler keep it. This store must
+        // follow the store in the ring.
         core::sync::atomic::compiler_fence(Ordering::Release);
         self.region.store_state(self.at, used, used, PACKED_KNOWN);
     }

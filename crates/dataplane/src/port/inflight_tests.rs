@@ -2,7 +2,7 @@ use super::*;
 
 const SIZE: u16 = 16;
 
-/// A queue of a new region, and the region, for writes in the name of another program.
+/// A queue of a new region, and the region itself, into which tests write as another program would.
 fn queue() -> (SplitInflight, Arc<InflightRegion>) {
     let (file, len) =
         InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 3, SIZE).unwrap();
@@ -30,7 +30,7 @@ impl SplitInflight {
 fn the_layout_is_that_of_the_specification() {
     let (file, len) =
         InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 2, 256).unwrap();
-    // 16 bytes and 16 for each descriptor, rounded up to a multiple of 64.
+    // Each queue takes 16 bytes and 16 bytes per descriptor, rounded up to a multiple of 64.
     assert_eq!(len, 2 * (16 + 16 * 256_u64).next_multiple_of(64));
     let mut bytes = vec![0; usize::try_from(len).unwrap()];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).unwrap();

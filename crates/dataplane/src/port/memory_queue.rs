@@ -14,7 +14,7 @@ use crate::worker::Doorbell;
 /// A frame with its offload metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryFrame {
-    /// From the Ethernet header to the payload, without FCS.
+    /// Bytes from the Ethernet header to the payload, without FCS.
     pub bytes: Vec<u8>,
     pub offload: Offload,
 }
@@ -33,7 +33,7 @@ struct Rings {
     from_switch: VecDeque<MemoryFrame>,
     capacity: usize,
     up: bool,
-    /// Doorbell and number, rung for a frame that arrives while the queue is at rest.
+    /// Doorbell and its number. The bell rings if a frame arrives while the queue is at rest.
     bell: Option<(Arc<Doorbell>, usize)>,
     resting: bool,
 }
@@ -106,8 +106,8 @@ impl MemoryDriver {
         lock(&self.0).to_switch.len()
     }
 
-    /// Lets the switch stop polling the queue while it is empty: `doorbell` is then rung for number
-    /// `bell` when a frame arrives.
+    /// Lets the switch stop polling the queue while it is empty. When a frame arrives, `doorbell`
+    /// rings with number `bell`.
     pub fn connect_bell(&self, doorbell: Arc<Doorbell>, bell: usize) {
         lock(&self.0).bell = Some((doorbell, bell));
     }

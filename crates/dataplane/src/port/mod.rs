@@ -28,7 +28,7 @@ use crate::batch::Batch;
 use crate::offload::OffloadCaps;
 use crate::worker::SleepCause;
 
-/// Whether a frame can be received, as far as that is known without a system call.
+/// Whether a frame can be received, as far as the port knows without a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pending {
     Yes,
@@ -70,8 +70,8 @@ pub trait PortQueue: Send {
     /// system call, it uses `now` to space its polls.
     fn pending(&mut self, now: Cycles) -> Pending;
 
-    /// Receives frames into the empty `batch` until none waits or [`Batch::has_room`] is false. The
-    /// bytes behind the frames' heads stay in place until [`Self::rx_done`].
+    /// Receives frames into the empty `batch` until no frame waits or [`Batch::has_room`] is false.
+    /// The bytes behind the frames' heads stay in place until [`Self::rx_done`].
     fn rx_burst(&mut self, batch: &mut Batch);
 
     /// Returns the buffers of the last `rx_burst`, whose frames are no longer needed.
@@ -80,14 +80,14 @@ pub trait PortQueue: Send {
     /// Whether frames can be delivered: a driver is present and the queue is enabled.
     fn tx_ready(&self) -> bool;
 
-    /// Offloads of the far side. Frames passed to `tx_burst` need no others.
+    /// Offloads of the far side. Frames passed to `tx_burst` need no other offloads.
     fn caps(&self) -> OffloadCaps;
 
     /// Delivers the frames of `batch` with the indices `frames`, in that order. Never waits: a
     /// frame that cannot be delivered now is dropped and counted in the outcome.
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome;
 
-    /// Number of frames that `tx_burst` would accept now, as far as that is known without a system
+    /// Number of frames that `tx_burst` would accept now, as far as the port knows without a system
     /// call.
     fn tx_room(&mut self) -> usize {
         usize::MAX
@@ -100,8 +100,9 @@ pub trait PortQueue: Send {
     /// and a full fence. Returns the number of notifications.
     fn notify(&mut self) -> u32;
 
-    /// Notifies the far side of buffers that were taken from it. The sender is charged for this
-    /// notification; the one by [`Self::notify`] is charged to the senders of the delivered frames.
+    /// Notifies the far side of buffers that were taken from it. This notification is charged to
+    /// the sender whose buffers were taken. A notification by [`Self::notify`] is charged to the
+    /// senders of the delivered frames.
     fn notify_taken(&mut self) -> u32 {
         0
     }
@@ -117,9 +118,9 @@ pub trait PortQueue: Send {
     /// Ends the state that [`Self::rest`] began: polling resumes and notifications are not needed.
     fn wake(&mut self) {}
 
-    /// Called after the worker slept for `slept` because of this port. No port may make it sleep,
-    /// so the port receives and delivers nothing until its control side has handled the event.
-    /// False if it was stopped already or cannot be stopped.
+    /// Called after the worker slept for `slept` because of this port. No port may make the worker
+    /// sleep. For this reason the port receives and delivers nothing until its control side has
+    /// handled the event. False if the port was stopped already or cannot be stopped.
     fn stop(&mut self, _cause: SleepCause, _slept: Nanos) -> bool {
         false
     }
@@ -164,7 +165,7 @@ pub trait Buffers {
     fn release(&mut self, frame: Held);
 }
 
-/// State of an attachment as seen from outside the worker.
+/// State of an attachment, for status output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachState {
     Waiting,

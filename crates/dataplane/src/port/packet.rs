@@ -1,6 +1,6 @@
 //! AF_PACKET ports: all frames of an existing interface (a NIC, a veth).
 //!
-//! They are the fallback if AF_XDP is refused. Each frame needs a system call. It has a virtio-net
+//! The fallback if AF_XDP is refused. Each frame needs a system call. A frame has a virtio-net
 //! header, so that the interface's segmentation and checksum offloads are used. The interface is
 //! put into promiscuous mode, and frames that the port sends are not read back. The kernel removes
 //! VLAN tags from received frames; the port inserts them again.
@@ -32,10 +32,10 @@ const HEADER: usize = 10;
 const TAG: usize = 4;
 /// Receive buffer in bytes: some 3 ms at 10 Gbit/s.
 const RECEIVE_BUFFER: libc::c_int = 4 << 20;
-/// Send buffer in bytes: frames that the port sent and the kernel still holds. If a switch queue
-/// holds them (a bridge with `tc`), one full queue could make this port drop the frames of all
-/// tenants. Those queues have limits of their own, and this buffer is larger than all of them
-/// together.
+/// Send buffer in bytes. It holds frames that the port sent and the kernel has not transmitted yet.
+/// If a queue behind the interface holds them (a bridge with `tc`), one full queue could make this
+/// port drop the frames of all tenants. Those queues have their own limits, and this buffer is
+/// larger than all of them together.
 const SEND_BUFFER: libc::c_int = 16 << 20;
 
 /// Parameters of an AF_PACKET port.
@@ -45,7 +45,7 @@ pub struct PacketConfig {
     pub interface: String,
     /// Network namespace: a name under `/run/netns` or a path; `None` is the daemon's own.
     pub netns: Option<PathBuf>,
-    /// Offloads that are left to the interface.
+    /// Offloads that the interface performs.
     pub offloads: OffloadCaps,
 }
 
@@ -240,8 +240,8 @@ impl PortQueue for PacketQueue {
 
     fn rx_burst(&mut self, batch: &mut Batch) {
         let mut found = false;
-        // Reads without a usable frame take no room in the batch, so their number has a limit of
-        // its own.
+        // Reads without a usable frame take no room in the batch, so their number has its own
+        // limit.
         while batch.has_room() && batch.errors < ERRORS_MAX {
             let mut header = [0; VNET_HDR_LEN];
             let Some(space) = batch.arena_space(TAG + FRAME_MAX) else { break };
@@ -257,8 +257,8 @@ impl PortQueue for PacketQueue {
                 continue;
             };
             let mut offload = Offload::from_wire(&header);
-            // A hint for hardware that would repeat CWR (RFC 3168 §6.1.2). No offload for it was
-            // negotiated, so the frame goes on as an ordinary large segment.
+            // This bit is a hint for hardware that would repeat CWR (RFC 3168 §6.1.2). No offload
+            // for it was negotiated, so the frame goes on as an ordinary large segment.
             offload.gso_type &= !GSO_ECN;
             if let Some(tag) = received.tag {
                 space.copy_within(TAG..TAG + 12, 0);
@@ -309,7 +309,7 @@ impl PortQueue for PacketQueue {
 mod tests {
     use super::*;
 
-    /// The tag that a `tpacket_auxdata` control message with these fields yields.
+    /// The tag that [`tag_of`] finds in a `tpacket_auxdata` control message with these fields.
     fn said(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
         let mut control = Control([0; 64]);
         // SAFETY: all-zero is a valid `msghdr`; the control buffer has room for one message of 20

@@ -4,11 +4,11 @@
 //! An attacker may rewrite every word at every moment.
 //!
 //! # Approach
-//! Datapath rules 3, 5 to 8 and 12 to 14. Each guest word is read once into private memory, and
-//! only that copy is validated and used. A step count bounds the walk of a chain. A burst passes
-//! through stages, each of which prefetches for the next. Indices are published once a burst. A
-//! ring that breaks a rule too often, or whose indices are impossible, is stopped. It thus harms
-//! only its own port.
+//! Datapath rules 3, 5 to 8 and 12 to 14 apply. Each guest word is read once into private memory,
+//! and only that copy is validated and used. A step count bounds the walk of a chain. A burst
+//! passes through stages, each of which prefetches for the next. Indices are published once per
+//! burst. If a driver breaks a rule too often, or writes impossible indices, its ring is stopped.
+//! It thus harms only its own port.
 //!
 //! # Order
 //! Everything completes in order, so `IN_ORDER` may be offered.
@@ -36,7 +36,7 @@ pub use live::RingAddresses;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
-/// The value in place of [`AHEAD`] after a burst that ended because of its bytes.
+/// Replaces [`AHEAD`] after a burst that ended because the batch was full of bytes.
 const FEW_AHEAD: usize = 2;
 
 /// A descriptor, read once from guest memory.
@@ -71,7 +71,7 @@ pub struct SplitRing {
     bad_chains: u32,
     hint: usize,
     in_order: bool,
-    /// The last burst ended because the batch was full of bytes.
+    /// Whether the last burst ended because the batch was full of bytes.
     cut_short: bool,
     /// Number of chains in the last burst taken. `heads` holds their heads.
     taken: usize,
@@ -144,9 +144,8 @@ impl SplitRing {
             recording: false,
             records: Box::default(),
         };
-        // A switch that died after publishing may not have told its front end, whose position is
-        // then too old. The used index in the driver's memory is right, as everything completes in
-        // order.
+        // If the last switch died after publishing, the front end may have a position that is too
+        // old. The used index in the driver's memory is right, as everything completes in order.
         ring.next_used = ring.word(ring.used, 1).load(Ordering::Acquire);
         ring.published = ring.next_used;
         ring.signalled = ring.next_used;
@@ -203,7 +202,7 @@ impl SplitRing {
         unsafe { AtomicU16::from_ptr(base.add(at)) }
     }
 
-    /// Whether the driver has made a chain available that was not looked at.
+    /// Whether the driver has made a chain available that the ring has not examined.
     #[inline]
     #[must_use]
     pub fn has_waiting(&self) -> bool {
@@ -292,7 +291,8 @@ impl SplitRing {
 
     /// Takes a frame from any valid chain: several descriptors, indirect, or split at region
     /// borders.
-    // Not inlined, because every burst would pay for the stack space of its pieces.
+    // This function is not inlined, because every burst would pay for the stack space of its
+    // pieces.
     #[inline(never)]
     fn take_chain(&mut self, batch: &mut Batch, head: u16) -> Result<(), BadChain> {
         let mut pieces = [Piece::NONE; PIECES_MAX];
@@ -355,8 +355,8 @@ impl SplitRing {
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
         let past = first.wrapping_add(n as u16);
         if self.in_order && n > 0 && !self.recording {
-            // virtio 1.2 §2.7.9: one entry with the last chain returns all. This saves three lines
-            // that would have to come from the driver's core.
+            // virtio 1.2 §2.7.9: one entry with the last chain returns all chains. This saves the
+            // transfer of three lines from the driver's core.
             self.write_used(first, self.heads[n - 1], 0);
         } else {
             for (index, &head) in (0..).zip(&self.heads[..n]) {
@@ -436,8 +436,8 @@ impl SplitRing {
             self.word(self.used, 0).store(0, Ordering::Relaxed);
         }
         self.log_wish();
-        // The request must be visible before the look. The driver makes its chain visible before it
-        // reads the request, so one side sees the other.
+        // The request must be visible before the ring is read again. The driver makes its chain
+        // visible before it reads the request, so at least one side sees the other's write.
         fence(Ordering::SeqCst);
         let alone = !self.has_waiting();
         if !alone {

@@ -1,8 +1,8 @@
 //! TAP ports: an interface of the host or of a namespace, with the kernel's network stack behind
 //! it.
 //!
-//! Each frame needs a system call. It has a virtio-net header, so that checksums and 64 KiB TCP
-//! segments can stay unfinished across the switch. A port may have several queues. If no frames
+//! Each frame needs a system call. A frame has a virtio-net header, so that checksums and 64 KiB
+//! TCP segments can stay unfinished across the switch. A port may have several queues. If no frames
 //! arrive, polls are spaced out. The port creates the interface if it does not exist; such an
 //! interface lives as long as the port.
 #![allow(unsafe_code, reason = "TUN ioctls and vectored reads")]
@@ -35,7 +35,7 @@ pub struct TapConfig {
     pub netns: Option<PathBuf>,
     /// Number of queues, 1 to 8.
     pub queues: u16,
-    /// Offloads that are left to the other side, in both directions.
+    /// Offloads that the other side performs, in both directions.
     pub offloads: OffloadCaps,
     /// MTU to set in bytes; `None` keeps the present one.
     pub mtu: Option<u32>,
@@ -157,15 +157,15 @@ impl PortQueue for TapQueue {
 
     fn rx_burst(&mut self, batch: &mut Batch) {
         let mut found = false;
-        // Reads without a usable frame take no room in the batch, so their number has a limit of
-        // its own.
+        // Reads without a usable frame take no room in the batch, so their number has its own
+        // limit.
         while batch.has_room() && batch.errors < ERRORS_MAX {
             let mut header = [0; VNET_HDR_LEN];
             let Some(space) = batch.arena_space(FRAME_MAX) else { break };
             let pieces =
                 [piece(header.as_mut_ptr(), VNET_HDR_LEN), piece(space.as_mut_ptr(), FRAME_MAX)];
-            // SAFETY: both pieces are writable for their lengths and belong to this call.
-            // WHY: the safe form would need two slices; this keeps one form for both directions.
+            // SAFETY: both pieces are writable for their lengths and belong to this call. WHY: the
+            // safe form would need two slices; with `readv` both directions use the same pieces.
             let n = unsafe { libc::readv(self.file.as_raw_fd(), pieces.as_ptr(), 2) };
             let Ok(n) = usize::try_from(n) else { break };
             found = true;

@@ -2,14 +2,14 @@
 //! frames arrived for a VM.
 //!
 //! # Approach
-//! A bell is a counter in a file that switch and scheduler share. Ringing is one addition per burst
-//! of which a driver is notified. The scheduler reads the counters when it polls. When it sleeps
-//! and wants to be woken, it sets a byte beside the counter. The worker that finds the byte set
-//! clears it and sends one datagram. There is thus at most one system call each time the scheduler
-//! goes to sleep, however many frames arrive.
+//! A bell is a counter in a file that switch and scheduler share. A ring is one addition, made once
+//! per burst of which a driver is notified. The scheduler reads the counters when it polls. When it
+//! sleeps and wants to be woken, it sets a byte beside the counter. The worker that finds the byte
+//! set clears it and sends one datagram. There is thus at most one system call each time the
+//! scheduler goes to sleep, however many frames arrive.
 //!
 //! # Cost
-//! Some tens of cycles a burst, microseconds for a datagram.
+//! A burst costs some tens of cycles, a datagram some microseconds.
 //!
 //! # Trust
 //! The file belongs to the operator (mode 0600). If it is shortened, it reads as zeros
@@ -52,7 +52,7 @@ pub enum VcpuBellError {
     /// The path leads to a file of another kind.
     #[error("{}: not a file of bells; remove it", .0.display())]
     Foreign(PathBuf),
-    /// The name cannot be that of a VM.
+    /// The name is not a valid VM name.
     #[error("{0:?} is not a name of a bell; use 1 to {NAME_MAX} bytes without NUL")]
     Name(String),
     /// All bells are assigned.
@@ -83,8 +83,8 @@ fn wide(at: usize) -> u64 {
 }
 
 impl VcpuBells {
-    /// Opens the file of bells in `dir`, the scheduler's `run_dir`. Creates both if they are
-    /// missing. Bells that the file already has keep their numbers.
+    /// Opens the file of bells in `dir`, the scheduler's `run_dir`. Creates file and directory if
+    /// they are missing. Bells that the file already has keep their numbers.
     ///
     /// # Errors
     /// The directory is not on a tmpfs, or the file is of another kind.
@@ -135,7 +135,7 @@ impl VcpuBells {
         Ok(true)
     }
 
-    /// The bell of the VM `name`, which gets one if it has none.
+    /// The bell of the VM `name`. If the VM has no bell, this call assigns one.
     ///
     /// # Errors
     /// All bells are assigned, or the name is invalid.
@@ -207,7 +207,7 @@ impl VcpuBell {
         calls
     }
 
-    /// Wakes the summoned threads. A thread that has ended has no socket, and one with a full
+    /// Wakes the summoned threads. A thread that has ended has no socket, and a thread with a full
     /// socket is awake.
     #[cold]
     fn wake(&self, at: usize, taken: u64) -> u32 {
@@ -262,7 +262,7 @@ mod tests {
         let listens = UnixDatagram::bind(dir.join(format!("{SOCKET_PREFIX}11"))).unwrap();
         listens.set_nonblocking(true).unwrap();
         let file = File::options().write(true).open(dir.join(BELLS_FILE)).unwrap();
-        // Another one has ended: its socket is not there.
+        // Another thread has ended, so its socket does not exist.
         for thread in [11, 12] {
             file.write_all_at(&[1], wide(web.bell.summons_at() + thread)).unwrap();
         }

@@ -13,14 +13,16 @@ use crate::batch::{Batch, CHAIN_MAX, Frame};
 use crate::egress::finish::SEGMENTS_PER_FRAME_MAX;
 use crate::offload::VNET_HDR_LEN;
 
-/// Spaces out polls that are system calls: after an empty poll the next one is due later.
+/// Spaces out polls that are system calls: each empty poll lengthens the pause before the next
+/// poll.
 #[derive(Debug, Default)]
 pub(super) struct PollSpacing {
     due: u64,
     gap: u64,
 }
 
-/// In cycles, about 1 us and 8 us. An idle port thus costs at most one system call in 8 us.
+/// The shortest and the longest pause in cycles, about 1 us and 8 us. An idle port thus makes at
+/// most one system call in 8 us.
 const GAP_MIN: u64 = 2_000;
 const GAP_MAX: u64 = 16_000;
 
@@ -44,7 +46,7 @@ pub(super) const ERRORS_MAX: u32 = 32;
 /// Maximum number of pieces of a frame: header, head, and a chain that is split at region borders.
 const PIECES: usize = 2 + 2 * CHAIN_MAX;
 
-/// A frame in the form of a system call: virtio-net header, head, rest.
+/// A frame as pieces for a vectored system call: virtio-net header, head, rest.
 pub(super) struct FramePieces {
     header: [u8; VNET_HDR_LEN],
     pieces: [libc::iovec; PIECES],
@@ -91,7 +93,8 @@ pub(super) fn last_error() -> i32 {
 }
 
 /// Whether a large segment would be cut into more frames than the switch's own software would cut.
-/// An interface that leaves the cutting to the kernel has it done inside the worker's system call.
+/// If the interface leaves the segmentation to the kernel, the kernel does it inside the worker's
+/// system call.
 pub(super) fn too_many_segments(frame: &Frame) -> bool {
     let o = frame.offload;
     let payload = (frame.len as usize).saturating_sub(usize::from(o.hdr_len));
@@ -158,7 +161,7 @@ pub(super) struct Interface {
 }
 
 impl Interface {
-    /// Opens the socket in a namespace; `None` is that of the calling thread.
+    /// Opens the socket in a namespace; `None` is the namespace of the calling thread.
     pub(super) fn new(name: &str, netns: Option<&Path>) -> Result<Self, PortError> {
         if name.is_empty() || name.len() >= libc::IFNAMSIZ {
             let limit = libc::IFNAMSIZ as u64 - 1;

@@ -1,8 +1,8 @@
 //! Scheduling: which queue pair runs the next batch.
 //!
-//! A discipline names the next queue pair to look at. `round-robin` is the baseline and corresponds
-//! to the polling of OVS-DPDK; `hbs` orders by class. A gate before both (`worker/meter`) decides
-//! whether a port has cycles left. The discipline only learns the result.
+//! A discipline selects the next queue pair to examine. `round-robin` is the baseline and
+//! corresponds to the polling of OVS-DPDK; `hbs` orders by class. A gate before both
+//! (`worker/meter`) decides whether a port has cycles left. The discipline only learns the result.
 
 mod hbs;
 mod port_qos;
@@ -24,10 +24,10 @@ pub struct Unit {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScheduleKind {
-    /// Every queue pair in turn, one batch each.
+    /// Every queue pair runs one batch in turn.
     #[default]
     RoundRobin,
-    /// Strict priority by class, in turn within a class (C2QoS §IV-B).
+    /// Classes have strict priority; queue pairs of a class take turns (C2QoS §IV-B).
     Hbs,
 }
 
@@ -45,35 +45,36 @@ impl ScheduleKind {
 /// A scheduling discipline.
 ///
 /// # Order of calls
-/// A decision is one `begin`, then `next` until a unit runs or none is left. After a unit ran the
-/// worker calls `ran`. If the unit's port has no cycles left, the worker calls `hold`; the unit
-/// then does not take part until `release`.
+/// A decision is one `begin`, then `next` until a unit runs or all units were examined. After a
+/// unit ran the worker calls `ran`. If the unit's port has no cycles left, the worker calls `hold`;
+/// the unit then does not take part until `release`.
 pub trait Schedule: Send {
-    /// Adds a queue pair. Must not allocate as long as the announced capacity suffices.
+    /// Adds a queue pair. Must not allocate while the number of units is within the announced
+    /// capacity.
     fn add(&mut self, unit: Unit, class: Priority);
     /// Removes all queue pairs of a port.
     fn remove(&mut self, port: PortId);
-    /// Removes one queue pair temporarily; it may be added again.
+    /// Removes one queue pair temporarily. The worker may add the pair again.
     fn leave(&mut self, unit: Unit);
     /// Changes the class of a port's queue pairs.
     fn set_class(&mut self, _port: PortId, _class: Priority) {}
     /// Begins a decision.
     fn begin(&mut self) {}
-    /// The next unit to look at, or `None` if all were looked at. The flag says whether the peers
-    /// of earlier batches are to be notified before this decision ends.
+    /// The next unit to examine, or `None` if all units were examined. The flag says whether the
+    /// worker must notify the peers of earlier batches before this decision ends.
     fn next(&mut self) -> Option<(Unit, bool)>;
     /// Records that the unit ran a batch.
     fn ran(&mut self, _unit: Unit) {}
-    /// Records that the unit's port has no cycles left. The unit need not be looked at before the
+    /// Records that the unit's port has no cycles left. The discipline may skip the unit until the
     /// next `release`.
     fn hold(&mut self, _unit: Unit) {}
-    /// Checks at most `most` of the held units with `has_tokens`. Those whose port has cycles again
-    /// take part again.
+    /// Checks at most `most` of the held units with `has_tokens`. If a unit's port has cycles
+    /// again, the unit takes part again.
     fn release(&mut self, _most: usize, _has_tokens: &dyn Fn(PortId) -> bool) {}
-    /// A different held unit at each call. A discipline that holds none takes it from all units.
+    /// A different held unit at each call. If a discipline holds no units, it returns any unit.
     fn next_held(&mut self) -> Option<Unit>;
-    /// A different unit at each call, for a look outside any decision. Only disciplines need it
-    /// that may leave units out of decisions for long.
+    /// A different unit at each call, to be examined outside any decision. Only disciplines that
+    /// may leave units out of decisions for long need this function.
     fn glance(&mut self) -> Option<Unit> {
         None
     }
@@ -93,7 +94,7 @@ pub trait Schedule: Send {
 }
 
 /// The discipline that a worker was started with. It is an enum and not `dyn`, because the worker
-/// asks it several times a batch and an indirect call may be mispredicted.
+/// calls it several times per batch and an indirect call may be mispredicted.
 #[derive(Debug)]
 pub enum Discipline {
     RoundRobin(RoundRobin),

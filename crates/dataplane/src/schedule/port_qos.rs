@@ -3,19 +3,20 @@
 use penstock_qos::cost_model::BatchPrice;
 use penstock_units::{Cycles, CyclesPerSecond, Priority, Weight};
 
-/// What limits the frames that a port sends.
+/// The limit on the frames that a port sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IngressPolicy {
-    /// No limit except the scheduler's turns.
+    /// There is no limit except the scheduler's turns.
     #[default]
     None,
-    /// Cycles, at most the entitlement (C2QoS §IV-A).
+    /// The port may use at most the cycles of its entitlement (C2QoS §IV-A).
     CyclesStrict,
-    /// Cycles: the entitlement plus a weighted share of spare cycles (C2QoS §IV-A, MIN-MAX).
+    /// The port may use its entitlement plus a weighted share of spare cycles (C2QoS §IV-A,
+    /// MIN-MAX).
     CyclesMinmax,
-    /// Bits per second; frames above the rate are dropped (RFC 2697, RFC 2698).
+    /// Bits per second are limited; frames above the rate are dropped (RFC 2697, RFC 2698).
     Bps,
-    /// Frames per second; frames above the rate are dropped.
+    /// Frames per second are limited; frames above the rate are dropped.
     Pps,
 }
 
@@ -43,7 +44,7 @@ impl IngressPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortQos {
     pub ingress: IngressPolicy,
-    /// Cycles per second that the port bought; the metered policies guarantee them.
+    /// Cycles per second that the port purchased. The metered policies guarantee them.
     pub entitlement: CyclesPerSecond,
     /// Weight for the share of spare cycles.
     pub weight: Weight,
@@ -51,6 +52,6 @@ pub struct PortQos {
     pub priority: Priority,
     /// Depth of the bucket in cycles; `None` means [`penstock_qos::c2tb::default_depth`].
     pub depth: Option<Cycles>,
-    /// Expected cost of its batches according to the cost model.
+    /// Expected cost of the port's batches according to the cost model.
     pub price: BatchPrice,
 }

@@ -1,4 +1,4 @@
-//! Round-robin: every queue pair in turn, one batch each, whatever the batch costs.
+//! Round-robin: every queue pair runs one batch in turn, whatever the batch costs.
 //!
 //! It is the baseline for comparison: a polling switch without cycle metering works this way (C2QoS
 //! §II). Units run in the order in which they joined. A decision costs O(1).

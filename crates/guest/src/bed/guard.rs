@@ -1,14 +1,14 @@
-//! The guard: it ensures that nothing remains of a measurement.
+//! The guard: it removes everything that a measurement created.
 //!
 //! # Problem
 //! A measurement starts daemons, reserves hugepages, and makes directories and namespaces. A
 //! signal, an error or `kill -9` must leave none of these behind.
 //!
 //! # Approach
-//! A second process, the *guard*, learns over a pipe of each thing before or directly after it is
-//! made. It waits for the end of the pipe, whatever the cause, and removes everything in reverse
-//! order. There is only one way of removal, so every run tests it. Processes are identified by id
-//! *and* start time, so a reused id is not killed.
+//! The measurement reports each object to a second process, the *guard*, over a pipe, before or
+//! directly after it creates the object. The guard waits for the end of the pipe, whatever the
+//! cause, and removes all objects in reverse order. There is only one way of removal, so every run
+//! tests it. Processes are identified by id *and* start time, so a reused id is not killed.
 
 use std::fmt;
 use std::io::{BufRead, Write as _};
@@ -33,14 +33,14 @@ pub const THIS_PROGRAM: &str = "/proc/self/exe";
 pub const VERB: &str = "guard";
 /// File that sets the number of 2 MiB pages.
 pub(super) const HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
-/// File of the weight of this session's processes against those of other sessions.
+/// File with the weight of this session's processes relative to other sessions.
 const AUTOGROUP: &str = "/proc/self/autogroup";
 /// Time that a process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time between two looks at a process that is ending.
+/// Time between two checks of a process that is ending.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// A thing to remove.
+/// An object that the guard removes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ward {
     Process {
@@ -90,8 +90,8 @@ impl FromStr for Ward {
     }
 }
 
-/// Kills all processes in a namespace of this measurement. Servers leave sessions behind that are
-/// no longer anybody's children.
+/// Kills all processes in a namespace of this measurement. Servers leave processes behind that are
+/// no longer children of the measurement.
 pub fn end_inside(netns: &str) {
     let Ok(told) = Command::new("ip").args(["netns", "pids", netns]).output() else { return };
     for pid in String::from_utf8_lossy(&told.stdout).lines().filter_map(|pid| pid.parse().ok()) {
@@ -162,7 +162,7 @@ fn end_process(pid: i32, start: u64) -> anyhow::Result<()> {
         return Ok(());
     }
     let id = Pid::from_raw(pid);
-    // The process may end between the look and the signal, which does no harm.
+    // The process may end between the check and the signal, which does no harm.
     let _ = kill(id, Signal::SIGTERM);
     // A stopped process receives its signals when it continues.
     let _ = kill(id, Signal::SIGCONT);
@@ -177,7 +177,7 @@ fn end_process(pid: i32, start: u64) -> anyhow::Result<()> {
 /// The main function of the guard: reads wards until the pipe ends, then removes them.
 ///
 /// # Errors
-/// Something could not be removed. The rest is removed all the same.
+/// An object could not be removed. The others are removed all the same.
 pub fn watch(wards: impl BufRead) -> anyhow::Result<()> {
     let mut known = Vec::new();
     // A broken pipe counts as closed.
@@ -239,8 +239,8 @@ impl Guard {
     }
 }
 
-/// Sets the weight of this session, and so of all that is measured, against other sessions. The
-/// guard restores the old one. Returns false and changes nothing without the permission.
+/// Sets the weight of this session, and thus of all measured processes, relative to other sessions.
+/// The guard restores the old weight. Without the permission, returns false and changes nothing.
 pub(super) fn weigh_session(guard: &Guard, nice: i32) -> anyhow::Result<bool> {
     // The format is "/autogroup-123 nice 0".
     let Ok(text) = std::fs::read_to_string(AUTOGROUP) else { return Ok(false) };
@@ -251,11 +251,11 @@ pub(super) fn weigh_session(guard: &Guard, nice: i32) -> anyhow::Result<bool> {
     Ok(std::fs::write(AUTOGROUP, nice.to_string()).is_ok())
 }
 
-/// Runs `work` under a guard of its own, which has removed everything when this returns. If a
-/// signal ends the work, the exit status is 128 plus the signal's number.
+/// Runs `work` under a new guard. When this function returns, the guard has removed everything. If
+/// a signal ends the work, the exit status is 128 plus the signal's number.
 ///
 /// # Errors
-/// The outer error says that the guard cannot be started. The inner error is that of `work`.
+/// The outer error says that the guard cannot be started. The inner error comes from `work`.
 pub fn guarded(
     name: &'static str,
     work: impl FnOnce(&Guard) -> anyhow::Result<ExitCode> + Send + 'static,
@@ -279,8 +279,8 @@ async fn until_end(
     let mut interrupt = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
     let mut terminate = signal(SignalKind::terminate()).context("signals cannot be handled")?;
     let (done, ended) = oneshot::channel();
-    // A thread of its own, because the work polls. It dies with the process if a signal comes
-    // first.
+    // The work has its own thread, because it polls. If a signal comes first, the thread dies with
+    // the process.
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || done.send(work()))

@@ -1,4 +1,4 @@
-//! The environment of a measurement: its directory, cores and pages. All of it is removed at the
+//! The environment of a measurement: its directory, cores and pages. The guard removes it at the
 //! end.
 //!
 //! | Module | Content |
@@ -21,7 +21,7 @@ pub use guard::{Guard, Ward};
 use guard::{HUGEPAGES, weigh_session};
 use process::ask;
 
-/// Nice value of everything that is measured, and weight of its session.
+/// Nice value of all measured processes, and weight of their session.
 const NICE: i32 = -20;
 
 /// File by which the kernel compacts free memory.
@@ -89,7 +89,7 @@ impl Bed {
         Ok(Self { guard, dir, worker_core, generator_core, idle_backoff_us, weighed, tsc_hz })
     }
 
-    /// The guard that removes what is made here.
+    /// The guard that removes the environment.
     #[must_use]
     pub fn guard(&self) -> &Guard {
         &self.guard
@@ -149,8 +149,8 @@ impl Bed {
             if free >= pages {
                 break;
             }
-            // Memory is fragmented: compact it and ask again. Without the permission the present
-            // number counts.
+            // Memory is fragmented: compact it and request the pages again. Without the permission
+            // the present number counts.
             let _ = std::fs::write(COMPACT, "1");
         }
         ensure!(

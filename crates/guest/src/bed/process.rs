@@ -14,13 +14,13 @@ use nix::unistd::Pid;
 use super::guard::{Guard, Ward};
 use crate::clock;
 
-/// Time between two looks at an awaited event.
+/// Time between two checks for an awaited event.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Runs a command to its end and returns its output.
 ///
 /// # Errors
-/// The command cannot be run or fails; the error has its own message.
+/// The command cannot be run or fails. The error contains the command's message.
 pub fn ask(command: &mut Command) -> anyhow::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();
@@ -85,7 +85,7 @@ pub fn await_ok<T>(
     })
 }
 
-/// A daemon that the guard ends. Dropping this ends it as well.
+/// A daemon that the guard ends. Dropping this value ends it as well.
 #[derive(Debug)]
 pub struct Daemon {
     child: std::process::Child,
@@ -96,7 +96,7 @@ impl Daemon {
     /// Starts the daemon with its output in `log`.
     ///
     /// # Errors
-    /// It cannot be started, or the guard is gone.
+    /// The daemon cannot be started, or the guard is gone.
     pub fn start(command: &mut Command, log: PathBuf, guard: &Guard) -> anyhow::Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
         let out = File::create(&log).with_context(|| format!("making {}", log.display()))?;
@@ -108,7 +108,7 @@ impl Daemon {
             .stderr(err)
             .spawn()
             .with_context(|| format!("starting {program}"))?;
-        // If the guard cannot be told, the daemon is dropped and thereby ended.
+        // If the guard cannot be notified, the daemon is dropped, which ends it.
         let mut daemon = Self { child, log };
         match Ward::process(daemon.child.id()) {
             Ok(ward) => guard.take(&ward)?,
@@ -119,13 +119,13 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Id of its process.
+    /// Process id of the daemon.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Fails with the end of its log if the daemon has ended.
+    /// Fails if the daemon has ended. The error contains the end of its log.
     ///
     /// # Errors
     /// The daemon has ended.
@@ -177,7 +177,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // What fails here, the guard does at the end.
+        // If this fails, the guard ends the daemon later.
         let _ = self.signal(Signal::SIGTERM);
         let _ = self.signal(Signal::SIGCONT);
         if self.await_end(Duration::from_secs(5)).is_err() {
@@ -234,7 +234,7 @@ mod tests {
         assert!(text.contains("no good") && text.contains('3'), "{text}");
         assert_eq!(ask(Command::new("echo").arg("hello")).unwrap(), "hello\n");
         assert!(ask(&mut Command::new("/nonexistent/program")).is_err());
-        // A program that is asked for JSON prints its reason.
+        // A program with JSON output prints its reason in the answer.
         let answer = "echo '{\"refused\": \"no room\"}'; exit 1";
         let text = ask(Command::new("sh").args(["-c", answer])).unwrap_err().to_string();
         assert!(text.contains("no room"), "{text}");

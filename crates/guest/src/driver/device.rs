@@ -33,10 +33,12 @@ pub enum SocketMode {
 /// Order in which free transmit slots are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SlotOrder {
-    /// The slot that was free for longest. Descriptors then never change (for generators).
+    /// The slot that was free for longest is taken. Descriptors then never change. Generators use
+    /// this order.
     #[default]
     Fifo,
-    /// The slot that was used last and is still in the cache (for large slots).
+    /// The slot that was used last is taken, because it is still in the cache. This order suits
+    /// large slots.
     Lifo,
 }
 
@@ -46,7 +48,7 @@ pub struct DriverConfig {
     /// Path of the vhost-user socket.
     pub socket: PathBuf,
     pub mode: SocketMode,
-    /// Features to accept if the switch offers them. RING_PACKED among them is required.
+    /// Features to accept if the switch offers them. If RING_PACKED is among them, it is required.
     pub wanted: Features,
     /// Features without which attaching fails. VERSION_1 is always one of them.
     pub required: Features,
@@ -66,11 +68,11 @@ pub struct DriverConfig {
     /// Whether to try 2 MiB pages.
     pub hugepages: bool,
     /// Whether to reconnect as a hypervisor does for a guest that notices nothing. The rings stay
-    /// unchanged, and the switch gets the inflight region that it made in the first session. If
-    /// false, the driver itself resubmits what the old switch had not returned.
+    /// unchanged, and the new switch gets the inflight region that the first switch made. If false,
+    /// the driver itself resubmits the frames and buffers that the old switch had not returned.
     pub inflight: bool,
     /// Whether to reconnect as QEMU's network device does after it lost its switch. The rings stay
-    /// unchanged, and packed rings are declared to be at their start.
+    /// unchanged, and the driver gives the start as the position of packed rings.
     pub says_start: bool,
     /// Bytes of additional guest memory for hostile tests ([`VirtioNet::scratch`]).
     pub scratch_bytes: usize,
@@ -148,22 +150,22 @@ impl DriverConfig {
 /// One receive and one transmit queue.
 #[derive(Debug)]
 pub struct QueuePair {
-    /// From the switch to the driver.
+    /// Queue from the switch to the driver.
     pub rx: RxQueue,
-    /// From the driver to the switch.
+    /// Queue from the driver to the switch.
     pub tx: TxQueue,
 }
 
-/// What a reconnection did with frames that the old switch had not returned.
+/// Result of a reconnection for frames and buffers that the old switch had not returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Resubmitted {
-    /// Transmit frames that were resubmitted. None is lost. A frame that the old switch had
-    /// forwarded but not returned arrives twice.
+    /// Transmit frames that were resubmitted. No frame is lost. If the old switch had forwarded a
+    /// frame but not returned it, the frame arrives twice.
     pub tx_frames: u64,
     /// Receive buffers that were resubmitted.
     pub rx_buffers: u64,
-    /// Frames that the old switch had delivered and the driver had not read; they are dropped. To
-    /// have none, receive until nothing waits before reconnecting.
+    /// Frames that the old switch had delivered and the driver had not read. They are dropped. To
+    /// avoid such drops, receive until no frame waits before reconnecting.
     pub rx_dropped: u64,
 }
 
@@ -185,7 +187,7 @@ impl VirtioNet {
     ///
     /// # Errors
     /// The configuration is out of range, the switch does not appear within [`DriverConfig::wait`],
-    /// or it refuses something.
+    /// or it refuses a request.
     pub fn connect(config: DriverConfig) -> Result<Self, DriverError> {
         let mut device = Self::prepare(config)?;
         device.reconnect()?;
@@ -232,12 +234,13 @@ impl VirtioNet {
         Ok(Self { config, door, session, features, inflight, pairs, scratch, memory })
     }
 
-    /// Waits for the switch and attaches, also after it went away. Memory, rings and frames stay.
-    /// The device starts at the used index. The driver resubmits what the device had not returned;
-    /// with [`DriverConfig::inflight`] the switch itself does.
+    /// Waits for the switch and attaches, also after the switch went away. Memory, rings and frames
+    /// stay. The device starts at the used index. The driver resubmits frames and buffers that the
+    /// device had not returned. With [`DriverConfig::inflight`] the switch takes them again itself.
     ///
     /// # Errors
-    /// As for [`connect`](Self::connect); also if a restarted switch offers less than before.
+    /// The errors of [`connect`](Self::connect). It is also an error if a restarted switch offers
+    /// less than before.
     pub fn reconnect(&mut self) -> Result<Resubmitted, DriverError> {
         self.session = None;
         let stream = self.door.stream(self.config.wait)?;
@@ -247,7 +250,7 @@ impl VirtioNet {
     /// Attempts to attach once without waiting; `None` if the switch is not there.
     ///
     /// # Errors
-    /// The switch is there and refuses something.
+    /// The switch is there and refuses a request.
     pub fn try_reconnect(&mut self) -> Result<Option<Resubmitted>, DriverError> {
         self.session = None;
         match self.door.try_stream() {
@@ -300,7 +303,8 @@ impl VirtioNet {
             session.enable(ring, true)?;
         }
         for pair in &mut self.pairs {
-            // Frames that were published before the switch looked need a kick to be seen.
+            // The switch does not poll for frames that were published before it attached, so they
+            // need a kick.
             pair.rx.kick_now();
             pair.tx.kick_now();
         }
@@ -366,8 +370,8 @@ impl VirtioNet {
         &mut self.pairs
     }
 
-    /// Whether the switch still holds its end. Makes a system call, so not for every turn of a
-    /// loop.
+    /// Whether the switch still holds its end. Makes a system call, so do not call it in every turn
+    /// of a loop.
     pub fn is_connected(&mut self) -> bool {
         if self.session.as_ref().is_some_and(|s| !s.is_alive()) {
             self.session = None;
@@ -430,8 +434,8 @@ impl VirtioNet {
 /// Position and wrap counter of a fresh packed ring.
 const PACKED_START: u16 = 1 << 15;
 
-/// Restarts the rings where the old device stopped, so no used entry may be left. Returns the bases
-/// of the receive and the transmit ring.
+/// Restarts the rings where the old device stopped. All used entries must have been popped. Returns
+/// the bases of the receive and the transmit ring.
 fn restart(pair: &mut QueuePair, moved: &mut Resubmitted) -> (u16, u16) {
     moved.rx_dropped += pair.rx.drop_waiting();
     pair.tx.reclaim(|_| ());

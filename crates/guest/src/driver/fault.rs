@@ -1,4 +1,5 @@
-//! Memory that a driver announces and then takes away. No guest does this, but every front end can.
+//! Memory that a driver announces and then removes. No real guest does this, but every front end
+//! can.
 //!
 //! The driver itself does not map the memory, so its changes to the file affect only the switch.
 
@@ -65,7 +66,7 @@ impl FaultyMemory {
         self.file.set_len(len).map_err(DriverError::os("shortening a memory file"))
     }
 
-    /// Punches a hole of `len` bytes from `from` on, which then read as zeros.
+    /// Punches a hole of `len` bytes from `from` on. The bytes then read as zeros.
     ///
     /// # Errors
     /// The file refuses.

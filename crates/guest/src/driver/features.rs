@@ -28,21 +28,21 @@ impl Features {
     pub const MRG_RXBUF: Self = Self(1 << 15);
     /// The driver can announce itself after a migration.
     pub const GUEST_ANNOUNCE: Self = Self(1 << 21);
-    /// More than one queue pair.
+    /// The device may have more than one queue pair.
     pub const MQ: Self = Self(1 << 22);
     /// A bit of vhost: the device logs its writes.
     pub const LOG_ALL: Self = Self(1 << 26);
-    /// Any descriptor layout (legacy devices).
+    /// A frame may have any descriptor layout (legacy devices).
     pub const ANY_LAYOUT: Self = Self(1 << 27);
-    /// Indirect descriptor tables.
+    /// Descriptors may refer to indirect tables.
     pub const INDIRECT_DESC: Self = Self(1 << 28);
-    /// Notification thresholds instead of flags.
+    /// Notifications use thresholds instead of flags.
     pub const EVENT_IDX: Self = Self(1 << 29);
     /// A bit of vhost-user: protocol features can be negotiated.
     pub const PROTOCOL: Self = Self(1 << 30);
-    /// Virtio 1.0 or later.
+    /// The device conforms to virtio 1.0 or later.
     pub const VERSION_1: Self = Self(1 << 32);
-    /// Packed rings.
+    /// The device has packed rings.
     pub const RING_PACKED: Self = Self(1 << 34);
     /// Buffers are used in the order they were made available.
     pub const IN_ORDER: Self = Self(1 << 35);

@@ -6,7 +6,7 @@ pub const VNET_HDR_LEN: usize = 12;
 /// `struct virtio_net_hdr_mrg_rxbuf` in host byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VnetHdr {
-    /// Bit 0: a checksum has to be completed; bit 1: checksums were verified.
+    /// Bit 0 means that a checksum must be completed; bit 1 means that checksums were verified.
     pub flags: u8,
     /// 0 none, 1 TCP/IPv4, 4 TCP/IPv6; bit 7 is ECN.
     pub gso_type: u8,
@@ -31,7 +31,7 @@ impl VnetHdr {
     pub const GSO_TCPV4: u8 = 1;
     pub const GSO_TCPV6: u8 = 4;
 
-    /// Reads the header from the start of `bytes`; `None` if they are too few.
+    /// Reads the header from the start of `bytes`; `None` if `bytes` is too short.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let b: &[u8; VNET_HDR_LEN] = bytes.first_chunk()?;

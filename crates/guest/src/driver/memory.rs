@@ -29,7 +29,8 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use super::error::DriverError;
 
 const PAGE: usize = 4096;
-/// Number of the first spare region, beyond all regions that a device is made with.
+/// Number of the first spare region. It is above the numbers of all regions that a device has from
+/// its start.
 const SPARE_FROM: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -109,8 +110,8 @@ impl GuestMemory {
         Ok((memory, windows))
     }
 
-    /// Makes a further region of `bytes` bytes, for a guest whose memory grows. It is the `nth`
-    /// such, at a guest address of its own. Also returns a window over all of it.
+    /// Makes an additional region of `bytes` bytes, for a guest whose memory grows. Each number
+    /// `nth` has its own guest address. Also returns a window over all of it.
     ///
     /// # Errors
     /// Memory is not available.
@@ -130,7 +131,7 @@ impl GuestMemory {
         })
     }
 
-    /// The files, for a driver that changes them arbitrarily.
+    /// The files of the regions, for a driver that changes them arbitrarily.
     pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.regions.iter().map(|region| region.fd.as_fd())
     }
@@ -167,8 +168,8 @@ impl GuestMemory {
     pub fn write(&self, guest: u64, bytes: &[u8]) -> bool {
         let Some(to) = self.find(guest, bytes.len()) else { return false };
         // SAFETY: `find` checked the whole range. `bytes` belongs to the caller and cannot overlap
-        // a mapping of which no Rust slice other than a window's exists.
-        // WHY: the hostile tests write where no window is.
+        // a mapping of which no Rust slice other than a window's exists. WHY: the hostile tests
+        // write to addresses outside of all windows.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         true
     }
@@ -297,9 +298,9 @@ impl Window {
     #[inline]
     fn at<T>(&self, offset: usize) -> *mut T {
         assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(align_of::<T>()));
-        // SAFETY: inside the window and, as windows are page-aligned, aligned for T.
-        // WHY: one comparison an access; a slice of atomics would need the same unsafe code
-        // elsewhere.
+        // SAFETY: the address is inside the window and, because windows are page-aligned, aligned
+        // for T. WHY: an access costs one comparison; a slice of atomics would need the same unsafe
+        // code elsewhere.
         unsafe { self.base.as_ptr().add(offset).cast() }
     }
 
@@ -335,9 +336,8 @@ impl Window {
     #[must_use]
     pub fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         assert!(offset <= self.len && len <= self.len - offset, "inside the window");
-        // SAFETY: in bounds; the caller owns these bytes by virtio's ownership rule (module
-        // documentation).
-        // WHY: frames are read in place, without a copy.
+        // SAFETY: the range is in bounds, and the caller owns these bytes by virtio's ownership
+        // rule (module documentation). WHY: frames are read in place, without a copy.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
     }
 
@@ -346,8 +346,8 @@ impl Window {
     #[must_use]
     pub fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
         assert!(offset <= self.len && len <= self.len - offset, "inside the window");
-        // SAFETY: in bounds; `&mut self` makes it the only slice; ownership as in `bytes`.
-        // WHY: frames are built in place, without a copy.
+        // SAFETY: the range is in bounds, `&mut self` makes it the only slice, and the caller owns
+        // the bytes as in `bytes`. WHY: frames are built in place, without a copy.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), len) }
     }
 
@@ -356,8 +356,8 @@ impl Window {
     pub fn prefetch(&self, offset: usize) {
         if offset < self.len {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch of a mapped address has no architectural effect.
-            // WHY: hides the line transfer from the switch's core.
+            // SAFETY: a prefetch of a mapped address has no architectural effect. WHY: the prefetch
+            // hides the line transfer from the switch's core.
             unsafe {
                 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
                 _mm_prefetch(self.base.as_ptr().add(offset).cast(), _MM_HINT_T0);
@@ -365,8 +365,8 @@ impl Window {
         }
     }
 
-    /// Like [`prefetch`](Self::prefetch), for a line that will be written: it arrives in exclusive
-    /// state.
+    /// Like [`prefetch`](Self::prefetch), for a line that will be written. The line arrives in
+    /// exclusive state.
     #[inline]
     pub fn prefetch_write(&self, offset: usize) {
         if offset < self.len {

@@ -1,16 +1,16 @@
 //! The driver side of a vhost-user virtio-net device, which plays the VM.
 //!
 //! # Problem
-//! Tests, benchmarks and endpoints need a guest that is cheaper than QEMU, that can choose every
-//! feature bit and ring size, and that can also be hostile on purpose.
+//! Tests, benchmarks and endpoints need a guest that is cheaper than QEMU. It must be able to
+//! choose every feature bit and ring size, and to be hostile on purpose.
 //!
 //! # Source
 //! Virtio 1.2 §2.7 and §2.8 (split and packed virtqueues), §5.1 (network device); the vhost-user
 //! protocol as implemented by the front end of the `vhost` crate.
 //!
 //! # Quantities
-//! Ring sizes are powers of two up to [`MAX_RING_SIZE`]. A slot is one transmit buffer (bytes,
-//! header included); a buffer is one receive buffer.
+//! Ring sizes are powers of two up to [`MAX_RING_SIZE`]. A slot is one transmit buffer, and a
+//! buffer is one receive buffer. Sizes are in bytes and include the header.
 //!
 //! # Approach
 //! A [`VirtioNet`] is one device: guest memory, queue pairs and the session with the switch. Each
@@ -24,8 +24,8 @@
 //! packed ring's descriptors change with every use.
 //!
 //! # Departures
-//! There is no control queue and no configuration space, because vhost-user carries neither for a
-//! data-path test.
+//! There is no control queue and no configuration space, because a data-path test over vhost-user
+//! needs neither.
 
 mod device;
 mod error;

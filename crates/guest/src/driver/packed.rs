@@ -4,19 +4,19 @@
 //! Virtio 1.2 §2.8; §2.8.9 (in order), §2.8.14 (event suppression).
 //!
 //! # Quantities
-//! `avail_idx`, `used_seen` and `last_used` are free-running 16-bit counts of chains: made
-//! available, seen to be used, popped. Positions in the ring count descriptors.
+//! `avail_idx`, `used_seen` and `last_used` are free-running 16-bit counts of chains: those made
+//! available, those seen to be used, and those popped. Positions in the ring count descriptors.
 //!
 //! # Approach
-//! [`PackedRing::publish`] writes the head of the chain that was added first. Everything else is
-//! written at once, and a device that reads in order sees nothing before the head. Used descriptors
-//! are read once, when they are seen, into a private list. With in-order use, one that skips ahead
-//! returns all chains before it, which then count as completely filled. A used descriptor that
-//! names no known chain leaves the position of the next unknown, so the ring is not read any
-//! further.
+//! [`PackedRing::publish`] writes the head of the chain that was added first. All other descriptors
+//! are written immediately, and a device that reads in order sees no descriptor before the head.
+//! Used descriptors are read once, when they are seen, into a private list. With in-order use, a
+//! used descriptor that skips chains returns these chains too, and they count as completely filled.
+//! If a used descriptor names no known chain, the position of the next one is unknown, so the ring
+//! is not read any further.
 //!
 //! # Example
-//! In a ring of 8, after 10 descriptors: position 2, wrap counter 0.
+//! In a ring of 8, the position after 10 descriptors is 2, with wrap counter 0.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -73,7 +73,7 @@ struct Chain {
     bytes: u32,
     /// `avail_idx` when the chain was made available.
     stamp: u16,
-    /// Whether it was returned and not yet freed.
+    /// Whether the chain was returned and not yet freed.
     used: bool,
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct PackedRing {
     broken: bool,
     /// Used descriptors that name no known chain.
     pub bad_used: u64,
-    /// Used descriptors that name another chain than the next in order.
+    /// Used descriptors that name another chain than the next one in order.
     pub disorder: u64,
 }
 
@@ -158,7 +158,7 @@ impl PackedRing {
         usize::from(self.free)
     }
 
-    /// Chains that were made available and not popped.
+    /// Number of chains that were made available and not popped.
     pub fn outstanding(&self) -> u16 {
         self.avail_idx.wrapping_sub(self.last_used)
     }
@@ -197,7 +197,7 @@ impl PackedRing {
         Some(id)
     }
 
-    /// Makes a returned chain available again that was not freed.
+    /// Makes a chain available again that was returned but not freed.
     pub fn repost(&mut self, id: u16) {
         self.make_available(id);
     }
@@ -223,7 +223,7 @@ impl PackedRing {
         self.avail_idx = self.avail_idx.wrapping_add(1);
     }
 
-    /// Makes all added chains visible to the device. Returns true if the device asks for a kick.
+    /// Makes all added chains visible to the device. Returns true if the device requests a kick.
     pub fn publish(&mut self) -> bool {
         let Some((from, word)) = self.first.take() else { return false };
         let at = usize::from(from.index) * Descriptor::LEN;
@@ -276,7 +276,8 @@ impl PackedRing {
             self.broken = true;
             return;
         }
-        // With in-order use, the chains before it were used too, without descriptors of their own.
+        // With in-order use, the chains before this one were used too, without their own used
+        // descriptors.
         while self.in_order && self.used_seen != self.avail_idx {
             let id = self.order[usize::from(self.used_seen & self.mask)];
             if id == used.head {
@@ -343,8 +344,8 @@ impl PackedRing {
         self.wish(self.used, DISABLE);
     }
 
-    /// Asks the device to interrupt at the next chain that it returns. Returns false if one has
-    /// been returned meanwhile: then poll again instead of sleeping.
+    /// Asks the device to interrupt at the next chain that it returns. Returns false if a chain has
+    /// been returned meanwhile. In that case poll again instead of sleeping.
     pub fn arm(&mut self) -> bool {
         self.suppressed = false;
         self.wish(self.used, if self.event_idx { DESC } else { ENABLE });
@@ -352,10 +353,10 @@ impl PackedRing {
         self.used_waiting() == 0
     }
 
-    /// Prepares the ring for a device that starts afresh. Everything that the old device has not
-    /// returned is made available again, in its old order, from the used position on. Returns the
-    /// ring base (the position with its wrap counter in bit 15) and the number of resubmitted
-    /// chains. Used chains must have been popped before.
+    /// Prepares the ring for a new device. All chains that the old device has not returned are made
+    /// available again, in their old order, from the used position on. Returns the ring base (the
+    /// position with its wrap counter in bit 15) and the number of resubmitted chains. Used chains
+    /// must have been popped before.
     pub fn restart(&mut self) -> (u16, u16) {
         let base = self.used.word();
         let with_device = |id: &u16| {
@@ -386,7 +387,7 @@ impl PackedRing {
             let at = usize::from(place.index) * Descriptor::LEN + 8;
             self.ring.u64_at(at).store(word, Ordering::Release);
         }
-        // A device that died while it wanted no kicks must not leave this request behind.
+        // If the old device died while it suppressed kicks, this request must be cleared.
         self.device_event.u32_at(0).store(0, Ordering::Relaxed);
         if self.suppressed {
             self.suppress();

@@ -54,7 +54,7 @@ impl Device {
         }
     }
 
-    /// Returns a taken chain. With in-order use, the same descriptor returns all before it.
+    /// Returns a taken chain. With in-order use, the same descriptor returns all chains before it.
     fn give(&mut self, ring: &PackedRing, id: u16, len: u32, in_order: bool) {
         let at = self.taken.iter().position(|(taken, _)| *taken == id).unwrap();
         let from = if in_order { 0 } else { at };
@@ -86,7 +86,7 @@ fn chains_go_round_without_one_being_lost() {
             if in_order {
                 device.give(&ring, ids[1], 5, true);
                 device.give(&ring, ids[2], 6, true);
-                // With in-order use, the first counts as completely filled.
+                // With in-order use, the first chain counts as completely filled.
                 let full = 7;
                 assert_eq!(ring.used_waiting(), 3);
                 let lens: Vec<_> = (0..3).map(|k| ring.peek_used(k).len).collect();
@@ -143,12 +143,13 @@ fn kicks_follow_the_devices_wish() {
     wish(&ring, 0, DESC);
     assert!(send(&mut ring, 1));
     ring.set_features(true, false);
-    // At 2: the fourth descriptor is requested.
+    // The ring is at position 2, and the device requests a kick at the fourth descriptor.
     wish(&ring, WRAP | 3, DESC);
     assert!(!send(&mut ring, 1));
     assert!(send(&mut ring, 2));
     assert!(!send(&mut ring, 2));
-    // At 7: across the end, the first of the next round.
+    // The ring is at position 7, and the device requests a kick at the first descriptor of the next
+    // round.
     wish(&ring, 0, DESC);
     assert!(send(&mut ring, 2));
     assert!(!ring.publish(), "nothing new");

@@ -1,7 +1,7 @@
 //! Raw access to one ring, for the writes of a hostile guest.
 //!
-//! Nothing here maintains the driver's own view of the ring. After raw writes only raw access is
-//! meaningful for that ring, until the device is made again.
+//! Raw access does not update the driver's own view of the ring. After raw writes only raw access
+//! is meaningful for that ring, until the device is created again.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use super::memory::{GuestMemory, Window};
 use super::ring::Descriptor;
 use super::virtqueue::Virtqueue;
 
-/// One ring without any check.
+/// Access to one ring without any checks.
 #[derive(Debug)]
 pub struct RawQueue<'a> {
     ring: &'a mut Virtqueue,
@@ -105,7 +105,7 @@ impl<'a> RawQueue<'a> {
 
     /// Kicks the device.
     pub fn kick(&self) {
-        // The write fails only if the counter is at its maximum, and then a kick is already
+        // The write fails only if the counter is at its maximum. In that case a kick is already
         // pending.
         let _ = self.kick.write(1);
     }

@@ -8,16 +8,16 @@
 //!
 //! # Approach
 //! Descriptors are taken from and returned to the end of a queue. With in-order completion they are
-//! thus used in ring order, as IN_ORDER requires. The last written form of each descriptor and
-//! available entry is kept privately, and an equal one is not written again. In the steady state
+//! thus used in ring order, as IN_ORDER requires. The driver keeps a private copy of each
+//! descriptor and available entry, and does not write an equal value again. In the steady state
 //! only `avail.idx` and the buffers change, and the other lines stay shared.
 //!
 //! # Example
-//! Threshold 9 and an index that moves 8 → 10: a kick is due; 10 → 12: none
-//! (`need_event_follows_the_specification`).
+//! With threshold 9, a kick is due if the index moves from 8 to 10, but not if it moves from 10 to
+//! 12 (`need_event_follows_the_specification`).
 //!
 //! # Cost
-//! One fence for each publication.
+//! Each publication costs one fence.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -66,7 +66,8 @@ impl Descriptor {
         b
     }
 
-    /// The same in a packed ring or its tables, where `next` is an id in front of the flags.
+    /// The descriptor in the form of a packed ring or its tables, where `next` is an id in front of
+    /// the flags.
     #[must_use]
     pub fn to_packed_bytes(&self) -> [u8; Self::LEN] {
         let mut b = self.to_bytes();
@@ -132,7 +133,7 @@ pub(crate) struct SplitRing {
     used_event: u16,
     /// Used entries that name no known chain.
     pub bad_used: u64,
-    /// Used entries that name another chain than the one made available at their position.
+    /// Used entries that name another chain than the chain made available at their position.
     pub disorder: u64,
 }
 
@@ -182,7 +183,7 @@ impl SplitRing {
         self.free.len()
     }
 
-    /// Chains that were made available and not seen to be used.
+    /// Number of chains that were made available and not seen to be used.
     pub fn outstanding(&self) -> u16 {
         self.avail_idx.wrapping_sub(self.last_used)
     }
@@ -239,7 +240,7 @@ impl SplitRing {
         Some(head)
     }
 
-    /// Makes a returned chain available again that was not freed.
+    /// Makes a chain available again that was returned but not freed.
     #[inline]
     pub fn repost(&mut self, head: u16) {
         self.make_available(head);
@@ -256,7 +257,7 @@ impl SplitRing {
         self.avail_idx = self.avail_idx.wrapping_add(1);
     }
 
-    /// Makes all added chains visible to the device. Returns true if the device asks for a kick.
+    /// Makes all added chains visible to the device. Returns true if the device requests a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let (new, old) = (self.avail_idx, self.published);
@@ -275,8 +276,8 @@ impl SplitRing {
         }
     }
 
-    /// Number of chains that the device has returned and that were not popped. Reads its index
-    /// again.
+    /// Number of chains that the device has returned and that were not popped. Reads the device's
+    /// index again.
     #[inline]
     pub fn used_waiting(&mut self) -> u16 {
         self.keep_suppressed();
@@ -362,7 +363,8 @@ impl SplitRing {
         self.write_used_event(self.last_used.wrapping_sub(1));
     }
 
-    /// With thresholds, the one that never fires must move along before the index wraps onto it.
+    /// With thresholds, interrupts are suppressed by a threshold that never fires. It must move
+    /// along before the index wraps onto it.
     fn keep_suppressed(&mut self) {
         if self.suppressed && self.last_used.wrapping_sub(self.used_event) > 0x3fff {
             self.write_used_event(self.last_used.wrapping_sub(1));
@@ -377,8 +379,8 @@ impl SplitRing {
         }
     }
 
-    /// Asks the device to interrupt at the next chain that it returns. Returns false if one has
-    /// been returned meanwhile: then poll again instead of sleeping.
+    /// Asks the device to interrupt at the next chain that it returns. Returns false if a chain has
+    /// been returned meanwhile. In that case poll again instead of sleeping.
     pub fn arm(&mut self) -> bool {
         self.suppressed = false;
         self.avail.u16_at(0).store(0, Ordering::Relaxed);
@@ -387,9 +389,9 @@ impl SplitRing {
         self.used_waiting() == 0
     }
 
-    /// Prepares the ring for a device that starts afresh. Everything that the old device has not
-    /// returned is made available again, in its old order. Returns the ring base (the device's
-    /// first index) and the number of resubmitted chains. Used chains must have been popped before.
+    /// Prepares the ring for a new device. All chains that the old device has not returned are made
+    /// available again, in their old order. Returns the ring base (the device's first index) and
+    /// the number of resubmitted chains. Used chains must have been popped before.
     pub fn restart(&mut self) -> (u16, u16) {
         let base = self.last_used;
         let mut heads: Vec<u16> =
@@ -403,7 +405,7 @@ impl SplitRing {
         }
         self.avail.u16_at(2).store(self.avail_idx, Ordering::Release);
         self.published = self.avail_idx;
-        // A device that died while it wanted no kicks must not leave this request behind.
+        // If the old device died while it suppressed kicks, this request must be cleared.
         self.used.u16_at(0).store(0, Ordering::Relaxed);
         let event = 4 + 8 * usize::from(self.size);
         self.used.u16_at(event).store(base, Ordering::Relaxed);

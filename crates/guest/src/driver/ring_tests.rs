@@ -91,7 +91,8 @@ fn steady_state_writes_neither_descriptors_nor_available_entries() {
         }
     };
     turn(&mut ring);
-    // Overwrites what a second turn would have to write if the driver kept no record.
+    // The test overwrites the entries. A driver without a private copy would write them again in
+    // the second turn.
     for at in 0..4 {
         ring.desc.u64_at(16 * at).store(0xdead, Relaxed);
     }
@@ -182,7 +183,8 @@ fn restart_resubmits_what_is_outstanding_in_its_old_order() {
     }
     ring.publish();
     let heads = device.take(&ring);
-    // Out of order: 1 and 3 come back; 0, 2 and 4 are outstanding when the device dies.
+    // The device returns chains 1 and 3 out of order. Chains 0, 2 and 4 are outstanding when it
+    // dies.
     device.give(&ring, heads[1], 0);
     device.give(&ring, heads[3], 0);
     while let Some(used) = ring.pop_used() {

@@ -3,7 +3,7 @@
 //!
 //! The device has all buffers except those of the frame being read. A frame that spans several
 //! buffers (MRG_RXBUF) is delivered when all of them have been returned. Interrupts are suppressed
-//! while polling; [`RxQueue::arm`] asks for one and checks again.
+//! while polling; [`RxQueue::arm`] requests an interrupt and checks the ring again.
 
 use nix::sys::eventfd::EventFd;
 
@@ -12,13 +12,13 @@ use super::memory::Window;
 use super::ring::Descriptor;
 use super::virtqueue::Virtqueue;
 
-/// Maximum number of buffers of one frame. A frame with more is dropped and counted as bad.
+/// Maximum number of buffers of one frame. A frame with more buffers is dropped and counted as bad.
 pub const MAX_SEGMENTS: usize = 64;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// First bytes of a frame that are prefetched as its head: all of a small frame, the headers of
-/// others.
+/// Number of first bytes of a frame that are prefetched as its head. They are a whole small frame,
+/// or the headers of a larger one.
 const HEAD_BYTES: usize = 2 * LINE;
 /// Number of frames by which heads are prefetched ahead.
 const HEAD_AHEAD: u16 = 8;
@@ -85,8 +85,9 @@ pub struct RxCounters {
     pub kicks: u64,
     /// Used entries that named no known buffer.
     pub bad_used: u64,
-    /// Used entries out of the order in which the buffers were made available: lost or duplicated.
-    /// Not counted with IN_ORDER, where the heads of entries are not read.
+    /// Used entries that do not follow the order in which the buffers were made available, because
+    /// a buffer was lost or duplicated. With IN_ORDER they are not counted, because the heads of
+    /// entries are not read.
     pub disorder: u64,
 }
 
@@ -150,8 +151,8 @@ impl RxQueue {
     }
 
     /// Delivers up to `max` frames to `each` and reposts their buffers. Returns the number of
-    /// frames. Before it returns, the device sees the reposted buffers and is kicked if it asks for
-    /// it.
+    /// frames. Before the function returns, the device sees the reposted buffers and is kicked if
+    /// it requested a kick.
     #[inline]
     pub fn recv(&mut self, max: usize, mut each: impl FnMut(&RxFrame<'_>)) -> usize {
         let waiting = self.ring.used_waiting();
@@ -161,8 +162,9 @@ impl RxQueue {
             self.prefetch(first, 0..HEAD_BYTES);
         }
         while left > 0 && frames < max {
-            // Lines of later frames are in transit while this one is read: heads early, because
-            // each is a single line, and bodies late, because they are many lines.
+            // Lines of later frames are in transit while this frame is read. Heads are prefetched
+            // early, because each is a single line. Bodies are prefetched late, because they are
+            // many lines.
             if left > HEAD_AHEAD {
                 self.prefetch(HEAD_AHEAD, 0..HEAD_BYTES);
             }
@@ -275,37 +277,38 @@ impl RxQueue {
         frames
     }
 
-    /// Makes all reposted buffers visible to the device, and kicks it if it asks for it.
+    /// Makes all reposted buffers visible to the device, and kicks the device if it requests a
+    /// kick.
     pub fn publish(&mut self) {
         if self.ring.publish() {
             self.kick_now();
         }
     }
 
-    /// Kicks the device whether it asks for it or not.
+    /// Kicks the device even if it requests no kick.
     pub fn kick_now(&mut self) {
-        // The write fails only if the counter is at its maximum, and then a kick is already
+        // The write fails only if the counter is at its maximum. In that case a kick is already
         // pending.
         let _ = self.kick.write(1);
         self.counters.kicks += 1;
     }
 
-    /// Asks for an interrupt at the next frame. Returns false if one is already there: then poll
-    /// again.
+    /// Requests an interrupt at the next frame. Returns false if a frame already waits. In that
+    /// case poll again.
     pub fn arm(&mut self) -> bool {
         self.ring.arm()
     }
 
-    /// Asks for no more interrupts. A pending one stays readable: [`clear_call`].
+    /// Ends the request for interrupts. A pending interrupt stays readable until [`clear_call`].
     ///
     /// [`clear_call`]: Self::clear_call
     pub fn disarm(&mut self) {
         self.ring.suppress();
     }
 
-    /// Clears a pending interrupt; for level-triggered waiting.
+    /// Clears a pending interrupt. Needed for level-triggered waiting.
     pub fn clear_call(&self) {
-        // The read fails if no interrupt is pending, which is the wanted state.
+        // The read fails if no interrupt is pending, which is the desired state.
         let _ = self.call.read();
     }
 

@@ -1,8 +1,8 @@
 //! The vhost-user session: reaches the switch, negotiates, and passes memory and rings.
 //!
 //! A client connects to the switch's socket; a server listens, and the switch connects. Every wait
-//! is bounded. Requests ask for an acknowledgement if the switch supports it, so that a refusal is
-//! an error here and not a silent port.
+//! is bounded. Requests ask for an acknowledgement if the switch supports it, so that a refusal
+//! causes an error instead of a port without traffic.
 #![allow(
     unsafe_code,
     reason = "the protocol crate's event type is only made from a raw descriptor"
@@ -33,7 +33,7 @@ use crate::clock;
 
 /// Time that one request may stay unanswered.
 const REPLY_LIMIT: Duration = Duration::from_secs(3);
-/// Time between two attempts to reach a socket that is not there.
+/// Time between two attempts to reach a socket that does not exist yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// The source of sessions.
@@ -97,7 +97,7 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         if self.listener.is_some() {
-            // If this fails, the next listener removes it.
+            // If this fails, the next listener removes the socket.
             let _ = std::fs::remove_file(&self.socket);
         }
     }
@@ -143,7 +143,8 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Negotiates features: `wanted` as far as offered, `required` or an error.
+    /// Negotiates features. Accepts `wanted` features as far as offered. Returns an error if a
+    /// `required` feature is missing.
     pub fn negotiate(
         stream: UnixStream,
         wanted: Features,
@@ -235,8 +236,8 @@ impl Session {
             .map_err(DriverError::protocol("SET_VRING_KICK"))
     }
 
-    /// Passes the addresses of a ring. A `log` address asks for writes to its used ring to be
-    /// logged.
+    /// Passes the addresses of a ring. If a `log` address is given, the switch must log writes to
+    /// the used ring.
     pub fn set_addresses(
         &self,
         index: usize,
@@ -258,7 +259,7 @@ impl Session {
             .map_err(DriverError::protocol("SET_VRING_ADDR"))
     }
 
-    /// Acknowledges features again. Only one that does not concern rings may differ.
+    /// Acknowledges features again. Only a feature that does not concern rings may differ.
     pub fn set_features(&self, features: Features) -> Result<(), DriverError> {
         self.frontend.set_features(features.0).map_err(DriverError::protocol("SET_FEATURES"))
     }
@@ -279,9 +280,8 @@ impl Session {
     }
 }
 
-/// Asks for the number of queue pairs on a front end of its own. `vhost` takes the answer for the
-/// number of *rings* that may be named, while switches (and the specification's own network
-/// example) answer in pairs.
+/// Requests the number of queue pairs on a separate front end. `vhost` interprets the answer as the
+/// number of *rings*, while switches (and the specification's own network example) answer in pairs.
 fn check_queue_pairs(stream: &UnixStream, wanted: u16) -> Result<(), DriverError> {
     let ours = stream.try_clone().map_err(DriverError::os("duplicating the socket"))?;
     let mut probe = Frontend::from_stream(ours, 2);
@@ -305,7 +305,7 @@ fn check_queue_pairs(stream: &UnixStream, wanted: u16) -> Result<(), DriverError
 }
 
 /// A duplicate of an event in the protocol crate's own type. No crate of the workspace exports the
-/// type, so inference alone names it.
+/// type, so only type inference can name it.
 fn event<T: FromRawFd>(ours: &EventFd) -> Result<T, DriverError> {
     let duplicate = ours
         .as_fd()

@@ -1,9 +1,9 @@
 //! The transmit queue: slots of guest memory, filled in place.
 //!
-//! A slot is a header followed by a frame. [`TxQueue::take`] lends a free slot, the caller fills it
-//! through [`TxQueue::slot_mut`], a `push` gives it to the ring, and [`TxQueue::reclaim`] takes it
-//! back when the device has used it. Nothing blocks and nothing is dropped: if the ring is full,
-//! `take` returns `None`.
+//! A slot is a header followed by a frame. [`TxQueue::take`] lends a free slot, and the caller
+//! fills the slot through [`TxQueue::slot_mut`]. A `push` gives the slot to the ring, and
+//! [`TxQueue::reclaim`] takes it back when the device has used it. No call blocks and no frame is
+//! dropped: if the ring is full, `take` returns `None`.
 
 use std::collections::VecDeque;
 
@@ -24,7 +24,7 @@ const MAX_PARTS: usize = 16;
 pub struct Slot(pub(crate) u16);
 
 impl Slot {
-    /// The slot's number from 0, by which prepared contents can be found.
+    /// The slot's number, from 0. It identifies prepared contents.
     #[must_use]
     pub fn index(self) -> usize {
         usize::from(self.0)
@@ -48,8 +48,9 @@ pub struct TxCounters {
     pub kicks: u64,
     /// Used entries that named no known frame.
     pub bad_used: u64,
-    /// Used entries out of the order in which the frames were made available: lost or duplicated.
-    /// Not counted with IN_ORDER, where the heads of entries are not read.
+    /// Used entries that do not follow the order in which the frames were made available, because a
+    /// frame was lost or duplicated. With IN_ORDER they are not counted, because the heads of
+    /// entries are not read.
     pub disorder: u64,
 }
 
@@ -160,7 +161,7 @@ impl TxQueue {
         }
     }
 
-    /// The slot's bytes: 12 of header, then the frame.
+    /// The slot's bytes: 12 bytes of header, then the frame.
     pub fn slot_mut(&mut self, slot: Slot) -> &mut [u8] {
         self.slots.bytes_mut(slot.index() * self.slot_bytes, self.slot_bytes)
     }
@@ -303,8 +304,8 @@ impl TxQueue {
         Ok(FrameId(id))
     }
 
-    /// Makes all pushed frames visible to the device. Kicks it if it asks, and returns whether it
-    /// did.
+    /// Makes all pushed frames visible to the device. Kicks the device if it requests a kick.
+    /// Returns whether it was kicked.
     pub fn publish(&mut self) -> bool {
         let kick = self.ring.publish();
         if kick {
@@ -319,9 +320,9 @@ impl TxQueue {
         let _ = self.ring.publish();
     }
 
-    /// Kicks the device whether it asks for it or not.
+    /// Kicks the device even if it requests no kick.
     pub fn kick_now(&mut self) {
-        // The write fails only if the counter is at its maximum, and then a kick is already
+        // The write fails only if the counter is at its maximum. In that case a kick is already
         // pending.
         let _ = self.kick.write(1);
         self.counters.kicks += 1;
@@ -342,21 +343,21 @@ impl TxQueue {
         count
     }
 
-    /// Asks for an interrupt at the next used frame. Returns false if one is already used.
+    /// Requests an interrupt at the next used frame. Returns false if a frame is already used.
     pub fn arm(&mut self) -> bool {
         self.ring.arm()
     }
 
-    /// Asks for no more interrupts. A pending one stays readable: [`clear_call`].
+    /// Ends the request for interrupts. A pending interrupt stays readable until [`clear_call`].
     ///
     /// [`clear_call`]: Self::clear_call
     pub fn disarm(&mut self) {
         self.ring.suppress();
     }
 
-    /// Clears a pending interrupt; for level-triggered waiting.
+    /// Clears a pending interrupt. Needed for level-triggered waiting.
     pub fn clear_call(&self) {
-        // The read fails if no interrupt is pending, which is the wanted state.
+        // The read fails if no interrupt is pending, which is the desired state.
         let _ = self.call.read();
     }
 

@@ -1,10 +1,10 @@
-//! A ring of either format, as the two queue types see it.
+//! A ring of either format, as the two queue types use it.
 
 use super::memory::Window;
 use super::packed::PackedRing;
 use super::ring::{SplitRing, Used};
 
-/// A split or packed ring. The methods are those of the two rings.
+/// A split or packed ring. Its methods call those of the ring.
 #[derive(Debug)]
 pub(crate) enum Virtqueue {
     Split(SplitRing),

@@ -12,16 +12,16 @@
 //! TAP and ring use the same 12-byte header. A frame is thus read from the TAP directly into a
 //! transmit slot, and written to the TAP directly from receive buffers. Checksum and TSO metadata
 //! pass unchanged. One loop serves all NICs. It polls while frames move, spins for a moment, then
-//! arms the interrupts, looks again, and sleeps in epoll. If the switch goes away, the endpoint
-//! retries with back-off and resubmits frames that had not been returned.
+//! arms the interrupts, checks the rings again, and sleeps in epoll. If the switch goes away, the
+//! endpoint retries with back-off and resubmits frames that had not been returned.
 //!
 //! # Cost
-//! One system call a frame in each direction, because a TAP has no batches. None for the rings
-//! while frames move.
+//! Each frame costs one system call in each direction, because a TAP has no batches. The rings cost
+//! no system calls while frames move.
 //!
 //! # Departures
-//! The handshake with a switch that accepts and then does not answer blocks all NICs of the process
-//! for up to 3 s.
+//! If a switch accepts a connection and then does not answer, the handshake blocks all NICs of the
+//! process for up to 3 s.
 
 mod args;
 mod counters;

@@ -26,7 +26,7 @@ fn ip(netns: Option<&str>, args: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A namespace made by this process, which is removed when this is dropped.
+/// A namespace made by this process. It is removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct OwnNetns(String);
 

@@ -31,7 +31,8 @@ pub(crate) struct Nic {
     spec: NicSpec,
     pub device: VirtioNet,
     pub taps: Vec<OwnedFd>,
-    /// TAP queues that may have a frame: set by epoll's edge, cleared by EAGAIN.
+    /// Whether each TAP queue may have a frame. An edge of epoll sets the flag, and EAGAIN clears
+    /// it.
     pub readable: Vec<bool>,
     pub attached: bool,
     ever_attached: bool,
@@ -41,7 +42,7 @@ pub(crate) struct Nic {
 }
 
 impl Nic {
-    /// Opens the TAP and lays out guest memory. The switch need not be there.
+    /// Opens the TAP and lays out guest memory. The switch need not run yet.
     pub fn new(spec: &NicSpec) -> anyhow::Result<Self> {
         let name = spec.name();
         let place = spec.netns.as_deref().map(netns::path);
@@ -157,7 +158,7 @@ impl Nic {
         let mut quiet = true;
         for (pair, readable) in self.device.pairs_mut().iter_mut().zip(&self.readable) {
             quiet &= pair.rx.arm();
-            // A TAP that is still readable was left because the ring is full.
+            // If a TAP is still readable, it was not read because the ring is full.
             if *readable {
                 quiet &= pair.tx.arm();
             }
@@ -207,7 +208,7 @@ fn config(spec: &NicSpec) -> DriverConfig {
     if spec.packed {
         config.wanted = config.wanted | Features::RING_PACKED;
     }
-    // The slot used last is still in the cache; 256 big ones in turn would never be.
+    // The slot used last is still in the cache. If 256 big slots were used in turn, none would be.
     config.slot_order = SlotOrder::Lifo;
     config
 }
@@ -235,7 +236,8 @@ fn read_burst(
                 continue;
             }
             Err(error) => {
-                // EAGAIN, or an interface that is down. epoll reports when it becomes readable.
+                // The error is EAGAIN, or the interface is down. epoll reports when the TAP becomes
+                // readable.
                 *readable = error == Errno::EINTR;
                 tx.give_back(slot);
                 break;

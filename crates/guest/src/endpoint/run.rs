@@ -19,7 +19,7 @@ use crate::clock;
 /// Reason for which an endpoint ended.
 pub type EndpointError = anyhow::Error;
 
-/// Nanoseconds between two looks of a busy loop at sockets and timers.
+/// Nanoseconds between two checks of sockets and timers by a busy loop.
 const WATCH_NS: u64 = 10_000_000;
 /// Longest sleep in nanoseconds, which bounds the cost of a lost epoll edge.
 const LONGEST_SLEEP_NS: u64 = 1_000_000_000;
@@ -61,7 +61,7 @@ impl EndpointSpec {
     /// # Errors
     /// A TAP, a namespace or a socket is not available. A missing switch is no error.
     pub fn run(&self, mut each: impl FnMut(&EndpointReport)) -> Result<(), EndpointError> {
-        // Before any thread is made, so that no other one takes the signals.
+        // The signals are blocked before any thread is made, so that no other thread takes them.
         let mask = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
         mask.thread_block().context("blocking signals")?;
         let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
@@ -147,7 +147,7 @@ impl<'a> Server<'a> {
                 self.look(0)?;
             } else {
                 self.sleep(now, next_report)?;
-                // A wake-up is followed by a spin, and its cause is examined at once.
+                // After a wake-up the loop spins, and examines the cause at once.
                 last_moved = self.now_ns();
                 next_watch = next_watch.min(last_moved + WATCH_NS);
             }
@@ -179,7 +179,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Arms all interrupts, looks again, and waits for the first event.
+    /// Arms all interrupts, checks the rings again, and waits for the first event.
     fn sleep(&mut self, now: u64, next_report: Option<u64>) -> anyhow::Result<()> {
         let armed = self.nics.iter_mut().all(Nic::arm);
         if armed {
@@ -215,7 +215,7 @@ impl<'a> Server<'a> {
                         nic.check_gone(now);
                     }
                 }
-                // An edge needs no read, because the loop looks at all rings anyway.
+                // An edge needs no read, because the loop polls all rings anyway.
                 Source::Call => {}
                 Source::Tap { nic, queue } => self.nics[nic].readable[queue] = true,
             }

@@ -8,9 +8,9 @@ use crate::mac::Mac;
 /// One NIC: a TAP in a namespace behind a vhost-user port.
 #[derive(Debug, Clone)]
 pub struct NicSpec {
-    /// Name of the namespace under `/run/netns`; `None` is that of the process.
+    /// Name of the namespace under `/run/netns`; `None` is the namespace of the process.
     pub netns: Option<String>,
-    /// Name of the TAP inside it.
+    /// Name of the TAP inside the namespace.
     pub interface: String,
     /// Path of the vhost-user socket.
     pub socket: PathBuf,
@@ -21,7 +21,7 @@ pub struct NicSpec {
     pub ip: Option<String>,
     /// Largest IP packet without segmentation, in bytes.
     pub mtu: u16,
-    /// Whether checksum and TSO are offered to the stack as far as the switch has them.
+    /// Whether checksum and TSO are offered to the stack, as far as the switch supports them.
     pub offloads: bool,
     /// Number of queue pairs.
     pub queues: u16,

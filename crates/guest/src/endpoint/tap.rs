@@ -33,8 +33,9 @@ struct IfReq {
     rest: [u8; 22],
 }
 
-/// Opens `queues` queues of the TAP `name` inside a namespace, given by its file; `None` is that of
-/// the process. A new thread enters the namespace, so the caller's namespace is unchanged.
+/// Opens `queues` queues of the TAP `name` inside a namespace, given by its file. `None` is the
+/// namespace of the process. A new thread enters the namespace, so the caller's namespace is
+/// unchanged.
 pub(crate) fn open(netns: Option<PathBuf>, name: &str, queues: u16) -> io::Result<Vec<OwnedFd>> {
     let name = name.to_owned();
     let opening = move || {
@@ -78,8 +79,8 @@ fn open_queue(name: &str, multi_queue: bool) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Lets the namespace's stack leave checksum and segmentation to the switch, as far as it accepts
-/// them.
+/// Lets the namespace's stack leave checksum and segmentation to the switch, as far as the switch
+/// accepts them.
 pub(crate) fn set_offloads(tap: &OwnedFd, features: Features) -> io::Result<()> {
     let mut flags = 0;
     if features.contains(Features::CSUM) {

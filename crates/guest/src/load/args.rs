@@ -53,7 +53,7 @@ pub enum SpecError {
     /// A key=value list has a missing, unknown or wrong key.
     #[error(transparent)]
     Keys(#[from] KeyError),
-    /// A change names no time.
+    /// A change contains no time.
     #[error("--at `{0}`: not a change; write one such as a@2.5:rate=100k")]
     Phase(String),
     /// A change names an unknown VM.
@@ -177,8 +177,8 @@ impl FromStr for SocketMode {
 impl FromStr for Rate {
     type Err = String;
 
-    /// `0` is as fast as possible, `stop` is nothing, `100k` frames a second, `1.5Gbit` bits a
-    /// second.
+    /// Parses a rate. `0` sends as fast as possible, `stop` sends nothing, `100k` is frames per
+    /// second, and `1.5Gbit` is bits per second.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "stop" {
             return Ok(Self::Stop);

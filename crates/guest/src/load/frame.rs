@@ -17,14 +17,15 @@ const HEADERS: usize = ETH + IP + UDP;
 const HEADERS_TAGGED: usize = HEADERS + 4;
 /// Bytes of sender and sequence number in front of the pattern.
 const STAMP: usize = 10;
-/// Bytes of the time of sending, in place of stamp and pattern.
+/// Bytes of the time of sending, which replaces stamp and pattern.
 const TIME: usize = 8;
 /// The discard port (RFC 863).
 const PORT: u16 = 9;
 const FIRST_FLOW_PORT: u32 = 1024;
 const FLOW_PORTS: u32 = 32_768;
 
-/// Adds the 16-bit words of `bytes` in memory order. An odd byte counts as a low one.
+/// Adds the 16-bit words of `bytes` in memory order. An odd last byte counts as the low byte of a
+/// word.
 fn sum(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(4);
     let mut total = 0;
@@ -39,7 +40,7 @@ fn sum(bytes: &[u8]) -> u64 {
 /// The checksum field, in memory order, of a sum below 2^48.
 #[inline]
 fn fold(sum: u64) -> [u8; 2] {
-    // Without loops, because this is done twice a frame.
+    // The code has no loops, because it runs twice per frame.
     let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
     let sum = (sum & 0xffff) + (sum >> 16);
     let sum = (sum & 0xffff) + (sum >> 16);
@@ -64,7 +65,7 @@ fn pattern(sender: u16, seq: u64) -> u64 {
 
 #[derive(Debug)]
 struct Template {
-    /// Bytes in the ring.
+    /// Bytes of the frame in the ring.
     len: usize,
     headers: [u8; HEADERS_TAGGED],
     ip_sum: u64,
@@ -86,7 +87,7 @@ pub(crate) struct FrameMaker {
     flow: u32,
     /// Number of frames built.
     pub seq: u64,
-    /// Time of sending that the next frames carry; `None` if they carry none.
+    /// Time of sending that the next frames carry; `None` if they carry no time.
     pub stamp: Option<u64>,
 }
 
@@ -168,7 +169,7 @@ impl FrameMaker {
             udp_sum += write_payload(payload, self.sender, self.seq);
         }
         let checksum = match (self.stamp, fold(udp_sum)) {
-            // RFC 768: zero says that the sender computed no checksum.
+            // RFC 768: zero means that the sender computed no checksum.
             (Some(stamp), _) => {
                 frame[self.headers..self.headers + TIME].copy_from_slice(&stamp.to_le_bytes());
                 [0, 0]
@@ -178,7 +179,7 @@ impl FrameMaker {
             (None, other) => other,
         };
         headers[udp + 6..udp + 8].copy_from_slice(&checksum);
-        // A copy of known length is a few moves, one of unknown length is a call.
+        // A copy of known length takes a few moves; a copy of unknown length is a call.
         if self.headers == HEADERS {
             frame[..HEADERS].copy_from_slice(&headers[..HEADERS]);
         } else {
@@ -227,12 +228,13 @@ fn sum_of_word(word: u64, len: usize) -> u64 {
 
 /// Writes stamp and pattern, and returns their sum. The sum is computed from the written values and
 /// not by reading them back. Stores to lines that the switch has read last take long, and a load
-/// that spans two of them waits until they are complete.
+/// that spans two such stores waits until they are complete.
 #[inline]
 fn write_payload(payload: &mut [u8], sender: u16, seq: u64) -> u64 {
     payload[..2].copy_from_slice(&sender.to_le_bytes());
     payload[2..STAMP].copy_from_slice(&seq.to_le_bytes());
-    // The number follows two bytes of sender, so its upper sixteen bits begin the third word.
+    // The sequence number follows two bytes of sender, so its upper sixteen bits begin the third
+    // word.
     let first = u64::from(sender) | seq << 16;
     let (mut low, mut high) = (sum_of_word(first, 8) + (seq >> 48), 0);
     let mut word = pattern(sender, seq);

@@ -6,20 +6,21 @@
 //! rings and prepared buffers.
 //!
 //! # Quantities
-//! A size is that of the frame on a wire, FCS included: size 64 is 60 bytes in the ring. Bit rates
-//! count sizes. Rates are per sending VM; 0 is as fast as the ring accepts frames.
+//! A size is the size of the frame on a wire, FCS included: a frame of size 64 has 60 bytes in the
+//! ring. Bit rates count sizes. Rates are per sending VM. Rate 0 means as fast as the ring accepts
+//! frames.
 //!
 //! # Approach
 //! Each turn of the loop gives every VM one burst to send and one to receive. The sender never
-//! drops a frame: with a full ring the frame waits, as in a guest. Without `touch` only a frame's
-//! headers are written, because the body was prepared once. With `touch` every byte is written, and
-//! the sink verifies every byte. Sinks drop the frames they received.
+//! drops a frame: if the ring is full, the frame waits, as in a guest. Without `touch` only a
+//! frame's headers are written, because the body was prepared once. With `touch` every byte is
+//! written, and the sink verifies every byte. Sinks drop the frames they received.
 //!
 //! # Loss
 //! Each sender numbers its frames, in the IP identification (16 bits) and, with `touch`, in the
-//! payload (64 bits). Missing numbers count as lost until the late frame comes, which then counts
-//! as reordered. Without `touch` a single gap of 32,768 frames or more is not detected, so totals
-//! must be compared as well.
+//! payload (64 bits). Missing numbers count as lost. If a missing frame comes later, it counts as
+//! reordered instead. Without `touch` a single gap of 32,768 frames or more is not detected, so
+//! totals must be compared as well.
 //!
 //! # Source
 //! The frames follow RFC 791 and RFC 768 with correct checksums.

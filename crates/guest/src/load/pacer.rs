@@ -11,7 +11,7 @@ pub(crate) struct Pacer {
 }
 
 /// Longest stall, in seconds, for which credit is kept. A generator that was held up catches up
-/// only a little, because it has promised a rate.
+/// only a little, so that it does not exceed its rate.
 const KEEP_SECS: f64 = 0.002;
 
 impl Pacer {
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn rates_are_met_within_a_frame_in_a_thousand() {
         assert!((99_990..=100_000).contains(&sent(Rate::Frames(100_000.0), 64, 777, 1)));
-        // 10 Mbit/s of 1,250-byte frames are 1,000 a second.
+        // 10 Mbit/s of 1,250-byte frames are 1,000 frames per second.
         assert!((999..=1000).contains(&sent(Rate::Bits(1e7), 1250, 3_331, 1)));
         assert_eq!(sent(Rate::Stop, 64, 1_000_000, 1), 0);
     }

@@ -26,9 +26,9 @@ pub struct VmReport {
     pub rx_bad: u64,
     /// Other frames, such as ARP.
     pub rx_other: u64,
-    /// Missing numbers.
+    /// Number of missing sequence numbers.
     pub rx_lost: u64,
-    /// Frames that came after a later one.
+    /// Frames that came after a frame with a higher number.
     pub rx_reordered: u64,
     /// How often the switch went away and came back.
     pub reconnects: u64,
@@ -41,7 +41,7 @@ pub struct VmReport {
 pub struct IntervalReport {
     /// End of the interval, in seconds from the start of counting.
     pub at_secs: f64,
-    /// Percent of the loop's time that it spent in turns that moved a frame.
+    /// Percent of its time that the loop spent in turns that moved a frame.
     pub busy_percent: f64,
     /// Percent of the time for which the loop waited for its core.
     pub run_queue_wait_percent: f64,
@@ -55,7 +55,8 @@ pub struct LoadReport {
     pub secs: f64,
     /// Whether every byte was written and verified.
     pub touch: bool,
-    /// As in [`IntervalReport`]. If it is near 100, the generator may be the bottleneck.
+    /// The same as in [`IntervalReport`], for the whole run. If the value is near 100, the
+    /// generator may be the bottleneck.
     pub busy_percent: f64,
     /// As in [`IntervalReport`].
     pub run_queue_wait_percent: f64,

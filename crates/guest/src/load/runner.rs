@@ -23,7 +23,7 @@ pub enum LoadError {
         #[source]
         source: DriverError,
     },
-    /// A VM sends to an unknown VM.
+    /// A VM's destination is an unknown VM.
     #[error("vm {vm} sends to `{to}`, which is no vm of this run")]
     NoSuchVm {
         /// Name of the sender.
@@ -50,14 +50,14 @@ pub enum LoadError {
     Panicked,
 }
 
-/// Nanoseconds between two looks at the sockets.
+/// Nanoseconds between two checks of the sockets.
 const WATCH_NS: u64 = 20_000_000;
 /// Time to wait for frames in transit at the end.
 const DRAIN: Duration = Duration::from_millis(100);
 
 impl LoadSpec {
-    /// Attaches all VMs, sends for the requested time, and reports. The loop runs in a thread of
-    /// its own, so that the caller's affinity is unchanged.
+    /// Attaches all VMs, sends for the requested time, and reports. The loop runs in its own
+    /// thread, so that the caller's affinity is unchanged.
     ///
     /// # Errors
     /// The specification contradicts itself, a VM cannot attach, or a device fails.
@@ -204,7 +204,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Receives until nothing has come for a while.
+    /// Receives until no frame has come for a while.
     fn drain(&mut self) {
         let mut quiet = clock::now();
         while quiet.elapsed() < DRAIN && self.start.elapsed() < Duration::from_secs(3600) {
@@ -252,7 +252,7 @@ fn vm_report(vm: &LoadVm, a: &VmCounters, b: &VmCounters, secs: f64) -> VmReport
         rx_bits_per_sec: bits(rx_frames, rx_bytes),
         rx_bad: b.sink.bad - a.sink.bad,
         rx_other: b.sink.other - a.sink.other,
-        // A late frame may have reduced the count below that at the interval's start.
+        // A late frame may have reduced the count below its value at the interval's start.
         rx_lost: b.sink.lost.saturating_sub(a.sink.lost),
         rx_reordered: b.sink.reordered - a.sink.reordered,
         reconnects: b.reconnects - a.reconnects,

@@ -3,7 +3,7 @@
 use super::frame::{Seen, inspect, time_sent};
 use crate::driver::RxFrame;
 
-/// The numbers of one sender as one sink saw them.
+/// The sequence numbers of one sender that one sink has seen.
 #[derive(Debug, Clone, Default)]
 struct Track {
     next: u64,
@@ -30,7 +30,7 @@ struct Times {
     taken: Vec<(u16, u64)>,
 }
 
-/// Maximum number of kept times; later ones are discarded.
+/// Maximum number of kept times. Later times are discarded.
 const TIMES: usize = 1 << 16;
 
 impl Times {
@@ -61,7 +61,7 @@ impl Track {
         }
     }
 
-    /// The number with these low 16 bits that is nearest to the expected one.
+    /// The sequence number with these low 16 bits that is nearest to the expected number.
     #[inline]
     fn extend(&self, id: u16) -> u64 {
         let [.., high, low] = self.next.to_be_bytes();
@@ -77,13 +77,13 @@ pub struct SinkCounters {
     pub frames: u64,
     /// Bytes of these frames, without FCS.
     pub bytes: u64,
-    /// Frames whose content differs from what was sent.
+    /// Frames whose content differs from the sent content.
     pub bad: u64,
     /// Frames of other senders.
     pub other: u64,
-    /// Numbers that did not arrive.
+    /// Sequence numbers that did not arrive.
     pub lost: u64,
-    /// Frames that came after a later one.
+    /// Frames that came after a frame with a higher number.
     pub reordered: u64,
 }
 

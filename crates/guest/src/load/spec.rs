@@ -15,14 +15,14 @@ pub(crate) const SIZES: std::ops::RangeInclusive<u16> = 64..=9018;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum Rate {
-    /// As fast as the ring accepts frames.
+    /// The VM sends as fast as the ring accepts frames.
     #[default]
     Max,
     /// Frames per second.
     Frames(f64),
     /// Bits per second, FCS included.
     Bits(f64),
-    /// Nothing is sent.
+    /// The VM sends nothing.
     Stop,
 }
 
@@ -56,7 +56,7 @@ impl SizeMix {
                 for (c, (_, weight)) in credit.iter_mut().zip(&self.0) {
                     *c += i64::from(*weight);
                 }
-                // The first of the largest, so that a run is repeatable.
+                // If several are largest, the first one is used, so that a run is repeatable.
                 let best = (0..credit.len()).rev().max_by_key(|i| credit[*i]).unwrap_or(0);
                 credit[best] -= total;
                 best
@@ -71,7 +71,7 @@ impl SizeMix {
     }
 }
 
-/// A change during the run. A value that is `None` stays.
+/// A change during the run. If a value is `None`, it does not change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct Phase {
     /// Time of the change, in seconds from the start.
@@ -82,24 +82,24 @@ pub struct Phase {
     pub flows: Option<u32>,
 }
 
-/// One VM. Every VM drains and counts received frames; one with `to` also sends.
+/// One VM. Every VM drains and counts received frames. A VM with `to` also sends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct VmSpec {
     pub name: String,
-    /// Path of its vhost-user socket.
+    /// Path of the VM's vhost-user socket.
     pub socket: PathBuf,
     pub mode: SocketMode,
     pub mac: Mac,
     pub ip: Ipv4Addr,
-    /// Name of the VM to which it sends; `None` if it only receives.
+    /// Name of the destination VM; `None` if this VM only receives.
     pub to: Option<String>,
     /// Sending rate.
     pub rate: Rate,
     pub sizes: SizeMix,
-    /// Number of flows. The UDP source port varies; beyond 32,768 flows the source address does
-    /// too.
+    /// Number of flows. Flows differ in the UDP source port, and beyond 32,768 flows also in the
+    /// source address.
     pub flows: u32,
-    /// VLAN id of the frames' tag, which counts in the size.
+    /// VLAN id of the frames' tag. The tag counts in the size.
     pub vlan: Option<u16>,
     /// Descriptors of each ring.
     pub ring_size: u16,
@@ -107,7 +107,7 @@ pub struct VmSpec {
     pub wanted: Features,
     /// Changes, in order of time.
     pub phases: Vec<Phase>,
-    /// Whether each frame carries its time of sending. Only without `touch`.
+    /// Whether each frame carries its time of sending. It has no effect with `touch`.
     #[serde(default)]
     pub stamped: bool,
 }

@@ -15,10 +15,10 @@ use crate::mac::Mac;
 /// Number of slots by which lines are prefetched ahead, because the switch's core has read them
 /// last.
 const SLOTS_AHEAD: usize = 8;
-/// Bytes that are written of an untouched frame.
+/// Number of bytes that are written in an untouched frame.
 const HEADERS: usize = 46;
 
-/// Counters at one moment. Reports are differences of two.
+/// Counters at one moment. Reports are differences of two such readings.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct VmCounters {
     /// Frames put into the ring.
@@ -106,7 +106,7 @@ impl LoadVm {
         Ok(())
     }
 
-    /// Waits a bounded time for the announcement, and restores the prepared bodies.
+    /// Waits a bounded time until the announcement is sent, and restores the prepared bodies.
     fn wait_sent(&mut self) {
         let start = crate::clock::now();
         let tx = self.device.tx();
@@ -120,7 +120,7 @@ impl LoadVm {
         }
     }
 
-    /// Changes what is sent, at once. It has no effect on a VM that only receives.
+    /// Changes the VM's traffic at once. It has no effect on a VM that only receives.
     pub fn change(&mut self, phase: &Phase) {
         if let Some(sender) = &mut self.sender {
             sender.apply(&self.spec, phase);
@@ -178,7 +178,7 @@ impl LoadVm {
         self.sink.drain_times(each);
     }
 
-    /// From here on ignores the times of frames that were sent before `cycles` of the time-stamp
+    /// Ignores from now on the times of frames that were sent before `cycles` of the time-stamp
     /// counter.
     pub fn forget_times_before(&mut self, cycles: u64) {
         self.sink.forget_times_before(cycles);
@@ -235,8 +235,8 @@ impl LoadVm {
                 self.announce()
             }
             Ok(None) => Ok(()),
-            // A switch that dies during the handshake is tried again; one that lacks features will
-            // not gain them.
+            // If the switch died during the handshake, the VM tries again later. If it lacks
+            // features, a retry would not help.
             Err(DriverError::Protocol { .. } | DriverError::Os { .. }) => Ok(()),
             Err(other) => Err(other),
         }

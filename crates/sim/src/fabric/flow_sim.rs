@@ -2,18 +2,18 @@
 //!
 //! # Problem
 //!
-//! Minutes of ten tenants on a gigabit link are a hundred million packets but only a hundred
+//! In some minutes, ten tenants on a gigabit link send a hundred million packets but only a hundred
 //! thousand flows.
 //!
 //! # Approach
 //!
 //! Between two events every flow has the constant rate that [`Rates`] computes. Events are: a flow
 //! is complete, a connection requests a flow, limits change, queues are bound, a sample is taken.
-//! Each event first accounts for what was transferred since the last one. Then rates are
-//! recomputed.
+//! At each event the simulator first accounts for the bits that were transferred since the last
+//! event. Then it recomputes the rates.
 //!
 //! All flows between a pair of VMs have the same path, queue and limit, and therefore the same
-//! rate. A pair is one stream, and a single number says what each of its flows has received.
+//! rate. A pair is one stream, and a single number is the bits that each of its flows has received.
 //!
 //! Each connection draws from its own generator, so every system sees the same flows in the same
 //! order. The same seed gives the same run.
@@ -56,7 +56,8 @@ struct Pair {
     entitled: Option<StreamId>,
     /// Bit n says that the pair's path includes the n-th watched link.
     watched: u32,
-    /// For each flow, the value of `served` at which it is complete, and its connection.
+    /// For each flow, the value of `served` at which the flow is complete, and the flow's
+    /// connection.
     flows: Vec<(f64, usize)>,
     next: f64,
     /// Bits that each flow received since the pair became active.
@@ -100,7 +101,7 @@ pub struct FlowSim {
     clients: Vec<Client>,
     waiting: usize,
     limits: Option<Limits>,
-    /// Tenants with a queue of their own, and those that the last decision gives one.
+    /// Whether each tenant has its own queue now, and whether the last decision gives it one.
     dedicated: Vec<bool>,
     pending: Vec<bool>,
     /// Reservation of each tenant on each link.
@@ -160,8 +161,8 @@ impl FlowSim {
         Ok(sim)
     }
 
-    /// Also computes tenants' entitlements: the rates of their flows if only the hose guarantees
-    /// limited them.
+    /// Makes the simulation also compute tenants' entitlements. These are the rates of their flows
+    /// if only the hose guarantees limited them.
     #[must_use]
     pub fn with_entitlements(mut self) -> Self {
         let vms: usize = self.spec.tenants.iter().map(|t| t.vms.len()).sum();
@@ -254,7 +255,7 @@ impl FlowSim {
         self.now
     }
 
-    /// How often rates were cut to fit into a link ([`Rates::cut`]), and how often they were
+    /// How often rates were cut to fit into a link ([`Rates::cut`]), and how often rates were
     /// computed.
     #[must_use]
     pub const fn cuts(&self) -> (u64, u64) {
@@ -312,8 +313,8 @@ impl FlowSim {
             if let Some(limits) = &mut self.limits {
                 limits.refused(low32(*number), pair.refused, seconds);
             }
-            // A flow is complete if at most a nanosecond's bits, the resolution of time, are
-            // missing.
+            // A flow is complete if it lacks at most the bits of a nanosecond, which is the
+            // resolution of time.
             if pair.next - pair.served <= pair.per_flow * 1e-9 {
                 whole.push(*number);
             }
@@ -483,7 +484,7 @@ impl FlowSim {
         self.events.post(self.now + *interval, Event::Control);
     }
 
-    /// What every host measured of every tenant since the end of the last interval.
+    /// Each host's measurements of each tenant since the end of the last interval.
     fn usage(&mut self) -> Vec<Vec<HostUsage>> {
         let seconds = secs(self.now) - secs(self.last_control);
         self.last_control = self.now;
@@ -554,7 +555,7 @@ impl FlowSim {
                 queues[0].weight += weight;
             }
         }
-        // An unused queue divides nothing, but it needs a positive weight.
+        // An unused queue gets no bandwidth, but it needs a positive weight.
         queues[0].weight = queues[0].weight.max(1.0);
         (queues, queue_of)
     }

@@ -3,8 +3,8 @@
 //!
 //! # Problem
 //!
-//! A thousand flows send too many packets to simulate minutes of them. Their fair rates can be
-//! computed.
+//! A thousand flows send too many packets to simulate minutes of traffic. Their fair rates can be
+//! computed instead.
 //!
 //! # Source
 //!
@@ -13,22 +13,23 @@
 //!
 //! # Approach
 //!
-//! Priorities are served in order, lowest number first. Each divides what earlier ones left. Within
-//! a priority, a queue gets at most its demand. The rest is divided by weight among queues that
-//! demand more. Within a queue, flows share in the same way with equal weights.
+//! Priorities are served in order, lowest number first. Each priority divides the rate that earlier
+//! priorities left. Within a priority, a queue gets at most its demand. The rest is divided by
+//! weight among queues that demand more. Within a queue, flows share in the same way with equal
+//! weights.
 //!
-//! The result for each queue is a level, the most that each of its flows may have here, and the
-//! fraction of the demand that is refused. The level is infinite if the queue's whole demand is
-//! met.
+//! The result for each queue is a level and a refused fraction. The level is the maximum rate of
+//! each of its flows on this link. The fraction is the part of the demand that is refused. The
+//! level is infinite if the queue's whole demand is met.
 //!
 //! # Example
 //!
-//! A test: 100 Mbit/s, weights 1 and 3. The first queue demands 20 and gets 20. The flows of the
-//! second demand 10, 60 and infinitely much, and get 10, 35 and 35.
+//! A test uses a link of 100 Mbit/s and weights 1 and 3. The first queue demands 20 and gets 20.
+//! The flows of the second queue demand 10, 60 and infinitely much, and get 10, 35 and 35.
 //!
 //! # Cost
 //!
-//! A few passes over the demands. Nothing is allocated once the scratch space has grown.
+//! A division takes a few passes over the demands. It allocates only while the scratch space grows.
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Queue {
@@ -57,7 +58,7 @@ pub struct Asker {
 /// Result for a queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// Most that each flow may have in bits/s; infinite if all demands are met.
+    /// Maximum rate of each flow in bits/s; infinite if all demands are met.
     pub per_flow: f64,
     /// Fraction of the demand that was refused, 0 to 1.
     pub refused: f64,
@@ -109,8 +110,8 @@ pub fn divide(
     within_queues(askers, scratch, levels);
 }
 
-/// Divides `left` among the queues of a priority. Sets their `share`, and clears `open` for those
-/// that get less than their demand. Returns what remains.
+/// Divides `left` among the queues of a priority. Sets each queue's `share`, and clears `open` for
+/// queues that get less than their demand. Returns the remaining rate.
 fn among_queues(mut left: f64, priority: u8, queues: &[Queue], scratch: &mut Scratch) -> f64 {
     let Scratch { asked, share, open, done, .. } = scratch;
     done.clear();
@@ -198,7 +199,7 @@ mod tests {
         let found = levels(100.0, &queues, &askers);
         assert_eq!(found[0], Level::OPEN);
         assert!((found[1].per_flow - 35.0).abs() < 1e-9 && found[1].refused == 1.0);
-        // Both are backlogged: they share by weight, and three flows share the second queue.
+        // Both queues are backlogged. They share by weight, and three flows share the second queue.
         let found = levels(100.0, &queues, &[(0, 1.0, ANY), (1, 3.0, ANY)]);
         assert_eq!((found[0].per_flow, found[1].per_flow), (25.0, 25.0));
     }

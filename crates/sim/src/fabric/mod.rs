@@ -3,14 +3,14 @@
 //!
 //! # Problem
 //!
-//! The benefit of a queue of its own shows to a tenant over minutes and thousands of flows (QShare
+//! A tenant notices the benefit of its own queue only over minutes and thousands of flows (QShare
 //! §VII).
 //!
 //! # Approach
 //!
 //! Flows have rates, which follow only from links, queues, weights and limits ([`rates`]). The
-//! production code (`penstock_fabric`) controls limits and queues. It sees only what it could
-//! measure, with the same delay. All random numbers come from one seed.
+//! production code (`penstock_fabric`) controls limits and queues. This code sees only what it
+//! could measure in a real network, with the same delay. All random numbers come from one seed.
 //!
 //! | Module | Content |
 //! |---|---|

@@ -2,17 +2,19 @@
 //!
 //! # Problem
 //!
-//! [`super::link_share`] computes what a link would do if flows were fluids.
+//! [`super::link_share`] computes rates as if flows were fluids. These rates must be compared with
+//! packets.
 //!
 //! # Approach
 //!
-//! The same link with packets: strict priorities, self-clocked fair queuing (Golestani, INFOCOM
-//! 1994) between queues of a priority, and first come, first served within a queue. A queue holds a
-//! bounded number of packets and loses the rest.
+//! The simulation runs the same link with packets. It has strict priorities, self-clocked fair
+//! queuing (Golestani, INFOCOM 1994) between queues of a priority, and first come, first served
+//! within a queue. A queue holds a bounded number of packets and drops the rest.
 //!
-//! A flow with a window keeps a fixed number of packets at the link and sends another when one
-//! leaves. This is TCP with equal windows, if all delay comes from the queue. A paced flow sends at
-//! a fixed rate regardless of losses. This is a limit that exceeds what the queue gets.
+//! A flow with a window keeps a fixed number of packets at the link and sends another packet when
+//! one leaves. This represents TCP with equal windows, if all delay comes from the queue. A paced
+//! flow sends at a fixed rate regardless of losses. It represents a rate limit above the queue's
+//! share.
 //!
 //! The link's virtual time is the tag of the packet in service. A packet at the head of queue q
 //! gets the tag max(virtual time, last tag of q) + bits / weight.
@@ -27,18 +29,18 @@ use crate::EventQueue;
 /// How a flow sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// Number of packets at the link at once.
+    /// The flow keeps this number of packets at the link.
     Window(u32),
-    /// Fixed rate.
+    /// The flow sends at this fixed rate.
     Rate(BitsPerSecond),
 }
 
 /// A flow of equal packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketFlow {
-    /// Index of its queue.
+    /// Index of the flow's queue.
     pub queue: usize,
-    /// When it begins.
+    /// Time at which the flow begins.
     pub from: Nanos,
     /// Number of packets; `None` for an endless flow.
     pub packets: Option<u64>,
@@ -53,7 +55,7 @@ pub struct Sent {
     /// Packets that left the link.
     pub packets: u64,
     pub lost: u64,
-    /// When its last packet left.
+    /// Time at which the flow's last packet left.
     pub done: Option<Nanos>,
 }
 
@@ -87,7 +89,7 @@ struct Run<'a> {
 }
 
 impl PacketLink {
-    /// Simulates `flows` until a time. Returns the result of each.
+    /// Simulates `flows` until a time. Returns the result of each flow.
     #[must_use]
     pub fn carry(&self, flows: &[PacketFlow], until: Nanos) -> Vec<Sent> {
         let mut run = Run {

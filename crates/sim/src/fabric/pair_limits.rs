@@ -1,10 +1,11 @@
 //! Limits on pairs of VMs, as hypervisors enforce them with [`penstock_fabric::rate_alloc`].
 //!
-//! A new pair gets the smaller of equal parts of its two VMs' guarantees, as guarantee and as rate.
-//! Every `partition` interval, both VMs divide their guarantees again. They use demands measured
-//! since the last time and what the other side then announced. Every rate period, a pair gets a
-//! signal: the mean fraction of its queue demand that was refused in the period. A TCP flow whose
-//! limit is above its share would lose that fraction of its packets.
+//! Each VM of a new pair offers an equal part of its guarantee. The smaller part becomes the pair's
+//! guarantee and rate. Every `partition` interval, both VMs divide their guarantees again. They use
+//! the demands measured since the last division and the values that the other side then announced.
+//! Every rate period, a pair gets a signal: the mean fraction of its queue demand that was refused
+//! in the period. A TCP flow whose limit is above its share would lose that fraction of its
+//! packets.
 
 use penstock_fabric::rate_alloc::{DemandEstimate, PairRate, Signal, UNLIMITED, WHOLE, partition};
 use penstock_units::{BitsPerSecond, Nanos};
@@ -16,13 +17,13 @@ use super::system::PairLimits;
 struct Limited {
     rate: PairRate,
     demand: DemandEstimate,
-    /// What the two sides last assigned to the pair.
+    /// Guarantees that the two sides last assigned to the pair.
     sides: [BitsPerSecond; 2],
-    /// Bits sent when its guarantee was last evaluated.
+    /// Total bits that the pair had sent when its guarantee was last evaluated.
     bits: f64,
     /// Integral of the refused fraction over time since the last rate period, in seconds.
     refused: f64,
-    /// Whether anything was refused since its guarantee was last evaluated.
+    /// Whether any demand was refused since the pair's guarantee was last evaluated.
     pressed: bool,
     idle_since: Option<Nanos>,
 }
@@ -31,9 +32,9 @@ struct Limited {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
     pub pair: u32,
-    /// Its sending and its receiving VM.
+    /// The pair's sending VM and receiving VM.
     pub vms: [u32; 2],
-    /// Guarantee of each of its VMs.
+    /// Guarantee of each of the pair's VMs.
     pub hose: BitsPerSecond,
 }
 
@@ -119,7 +120,7 @@ impl Limits {
         }
     }
 
-    /// A pair's guarantee and rate in bits/s; infinite if it is not limited.
+    /// A pair's guarantee and rate in bits/s; both are infinite if the pair is not limited.
     pub fn of(&self, pair: u32) -> (f64, f64) {
         match &self.pairs[pair as usize] {
             Some(limited) => (bits(limited.rate.guarantee()), bits(limited.rate.rate())),
@@ -141,7 +142,7 @@ impl Limits {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1")]
             let share = (share.clamp(0.0, 1.0) * f64::from(WHOLE)).round() as u32;
             limited.pressed |= share > 0;
-            // A pair without flows learns nothing.
+            // The rate of a pair without flows stays unchanged.
             if limited.idle_since.is_none() {
                 limited.rate.period_ends(now, Signal::Lost(share), &self.settings.rates);
             }
@@ -162,7 +163,7 @@ impl Limits {
             let all = sent(ends.pair);
             let rate = ((all - limited.bits) / seconds).max(0.0);
             limited.bits = all;
-            // A pair that reached its limit or was refused something may want any rate.
+            // If a pair reached its limit or had a refused demand, its real demand is unknown.
             let held = limited.pressed || rate >= 0.95 * bits(limited.rate.rate());
             limited.pressed = false;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate")]
@@ -184,7 +185,7 @@ impl Limits {
         }
     }
 
-    /// One side's division: what each VM assigns to each of its pairs.
+    /// One side's division: the guarantee that each VM assigns to each of its pairs.
     fn side(&self, side: usize) -> Vec<(u32, BitsPerSecond)> {
         let mut order: Vec<Ends> = self.listed.clone();
         order.sort_by_key(|ends| (ends.vms[side], ends.pair));

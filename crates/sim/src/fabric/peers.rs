@@ -15,16 +15,16 @@
 //! has five VMs in each with 90 Mbit/s each, 450 Mbit/s in total. There are five runs of 20 s:
 //!
 //! - X has one endless flow; Y has 25 endless pairs from 5 s on.
-//! - X as before; Y's clients request short flows from their servers in turn, so that the active
-//!   pairs change constantly.
-//! - X alone.
+//! - X has the same flow; Y's clients request short flows from their servers in turn, so that the
+//!   active pairs change constantly.
+//! - X runs alone.
 //! - X requests 5 MB at a time and pauses for up to 0.4 s, beside Y's 25 pairs.
-//! - As before, beside five of Y's pairs, which use all spare bandwidth when X returns.
+//! - X does the same beside five of Y's pairs, which use all spare bandwidth when X returns.
 //!
 //! [`Check::guarantee`] is the least rate of X in any tenth of a second of the first two runs, from
-//! 6 s on, relative to its guarantee. [`Check::spare`] is its fraction of the link when alone, from
-//! 10 s on. [`Check::bursts`] is its mean rate during bursts in the worse of the last two runs,
-//! relative to its guarantee. [`Check::holds`] requires at least 0.95, 0.90 and 0.95.
+//! 6 s on, relative to its guarantee. [`Check::spare`] is X's fraction of the link when it runs
+//! alone, from 10 s on. [`Check::bursts`] is X's mean rate during bursts in the worse of the last
+//! two runs, relative to its guarantee. [`Check::holds`] requires at least 0.95, 0.90 and 0.95.
 
 use std::sync::Arc;
 
@@ -40,9 +40,9 @@ const LINK: BitsPerSecond = BitsPerSecond(1_000_000_000);
 const X: BitsPerSecond = BitsPerSecond(450_000_000);
 const Y: BitsPerSecond = BitsPerSecond(90_000_000);
 const SECS: u64 = 20;
-/// X's bursts in bytes.
+/// Flow sizes of X's bursts: 5 MB.
 const BURST: &str = "5000000 1";
-/// Short flows of 10 kB to 2 MB.
+/// Flow sizes of the short flows: 10 kB to 2 MB.
 const SHORT: &str = "10000 0.5\n100000 0.8\n2000000 1";
 
 /// Results of the check.
@@ -76,8 +76,8 @@ impl Check {
     }
 }
 
-/// Settings from slow to fast, with and without caution, hold and headroom, each at two periods,
-/// and with limits that are forgotten at once or after 10 s.
+/// The settings of the sweep. They run from slow to fast, with and without caution, hold and
+/// headroom, each at two periods. Limits are forgotten at once or after 10 s.
 #[must_use]
 pub fn candidates() -> Vec<PairLimits> {
     let mut all = Vec::new();

@@ -2,29 +2,29 @@
 //!
 //! # Problem
 //!
-//! A stream's demand at a link is what its other links allow. What they allow depends on what other
-//! streams get here.
+//! A stream's demand at a link is the rate that its other links allow. That rate depends on the
+//! rates of other streams at this link.
 //!
 //! # Approach
 //!
-//! Each link offers each of its streams the most that it may have there, given the offers of other
-//! links. If a link's offers change, the other links of the affected streams recompute theirs,
-//! until nothing changes. A stream's rate is the minimum of its limit and its offers.
+//! Each link offers each of its streams the maximum rate on this link, given the offers of other
+//! links. If a link's offers change, the other links of the affected streams recompute their
+//! offers, until no offer changes. A stream's rate is the minimum of its limit and its offers.
 //!
 //! With one queue per link, this is the known method for max-min fair rates by advertised rates
-//! (Bertsekas and Gallager, "Data Networks", §6.5.2). Settled links stay settled, one bottleneck
-//! after the other. With several queues per link, a range of solutions may exist. For example, two
-//! streams that share two saturated links with opposite weights may divide them in any ratio in
-//! between, and the links can alternate forever. Therefore a link that recomputes often moves only
-//! half way and tolerates a larger difference. Rates above a capacity at the end are cut in
-//! proportion. [`Rates::cut`] counts how often that was necessary.
+//! (Bertsekas and Gallager, "Data Networks", §6.5.2). The bottlenecks settle one after the other,
+//! and a settled link stays settled. With several queues per link, a range of solutions may exist.
+//! For example, two streams that share two saturated links with opposite weights may divide them in
+//! any ratio in between, and the links can alternate forever. Therefore a link that recomputes
+//! often moves only half way and tolerates a larger difference. Rates above a capacity at the end
+//! are cut in proportion. [`Rates::cut`] counts how often that was necessary.
 //!
 //! Rates are in bits per second. A stream is a number of flows with the same path, queue and limit.
 //!
 //! # Cost
 //!
-//! Work is proportional to what changes. Most changes affect the links of one stream and those of
-//! its neighbours at a bottleneck.
+//! Work is proportional to what changes. Most changes affect the links of one stream and the links
+//! of its neighbours at a bottleneck.
 
 use std::collections::VecDeque;
 
@@ -45,12 +45,12 @@ impl LinkId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(u32);
 
-/// A link that recomputes more often than this in one [`Rates::settle`] moves only half way to a
-/// new offer, and treats offers that differ by less than [`NEAR`] as equal.
+/// If a link recomputes more often than this in one [`Rates::settle`], it moves only half way to a
+/// new offer. It also treats offers that differ by less than [`NEAR`] as equal.
 const TURNS_FREE: u32 = 8;
 /// A link that has recomputed this often stops.
 const TURNS_MAX: u32 = 64;
-/// See [`TURNS_FREE`]. A relative difference.
+/// Relative difference below which offers count as equal after [`TURNS_FREE`] turns.
 const NEAR: f64 = 1e-3;
 /// Relative difference below which offers are equal.
 const SAME: f64 = 1e-10;
@@ -63,7 +63,7 @@ struct Hop {
     link: u32,
     /// Index of this stream in the link's list of members.
     place: u32,
-    /// What the link allows the stream.
+    /// Maximum rate that the link offers the stream.
     offer: f64,
 }
 
@@ -90,7 +90,7 @@ impl Stream {
         &self.path[..self.len]
     }
 
-    /// Demand at one link, given the offers of all others.
+    /// Demand at the link of hop `except`, given the offers of all other links.
     fn demand(&self, except: usize) -> f64 {
         self.limit.min(self.least[usize::from(except == self.at_least)])
     }
@@ -341,7 +341,7 @@ impl Rates {
             }
             stream.path[hop as usize].offer = offer;
             stream.find_least();
-            // Above the stream's limit, a change does not matter to other links.
+            // Changes above the stream's limit do not affect other links.
             let (before, offer) = (before.min(stream.limit), offer.min(stream.limit));
             if same(before, offer) || often && (before - offer).abs() <= NEAR * before.min(offer) {
                 continue;
@@ -353,7 +353,8 @@ impl Rates {
     }
 }
 
-/// Half way from one offer to another. If one is infinite, twice the other or the new one.
+/// The mean of two offers. If one of them is infinite, the result is twice the other offer or the
+/// new offer.
 fn between(before: f64, offer: f64) -> f64 {
     match (before.is_finite(), offer.is_finite()) {
         (true, true) => f64::midpoint(before, offer),
@@ -403,7 +404,7 @@ mod tests {
         let third = 1.0 / 3.0;
         let wanted = [third, 2.0 * third, third, third, 5.0 * third];
         assert!(found.iter().zip(wanted).all(|(f, w)| close(*f, w)), "{found:?}");
-        // One leaves: the others get half each on the second link.
+        // One stream leaves. The other two get half each on the second link.
         rates.set(streams[2], 0.0, ANY);
         rates.settle();
         assert!(close(rates.rate(streams[0]), 0.5) && close(rates.rate(streams[3]), 0.5));

@@ -8,12 +8,12 @@ use super::spec::TenantNo;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRecord {
     pub tenant: TenantNo,
-    /// Whether it passed a watched link.
+    /// Whether the flow passed a watched link.
     pub far: bool,
     pub bytes: u64,
-    /// When its client requested it.
+    /// Time at which the client requested the flow.
     pub asked: Nanos,
-    /// When its last bit arrived.
+    /// Time at which the flow's last bit arrived.
     pub done: Nanos,
 }
 
@@ -30,22 +30,22 @@ impl FlowRecord {
 /// Traffic over the watched links since the previous sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// When the sample ended.
+    /// Time at which the sample ended.
     pub at: Nanos,
     /// Bits, indexed by `tenant * watched links + link`.
     pub bits: Vec<f64>,
-    /// Bits that tenants were entitled to, with the same index: what their flows would have had if
-    /// only the hose guarantees limited them.
+    /// Bits to which tenants were entitled, with the same index. Their flows would have received
+    /// them if only the hose guarantees limited the flows.
     pub entitled: Vec<f64>,
 }
 
 /// All results of a simulation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
-    /// In order of completion.
+    /// Completed flows in order of completion.
     pub flows: Vec<FlowRecord>,
-    /// In order of time.
+    /// Samples in order of time.
     pub samples: Vec<Sample>,
-    /// Times of changes, and which tenants had a queue of their own from then on.
+    /// Times of changes, and for each tenant whether it had its own queue from that time on.
     pub bindings: Vec<(Nanos, Vec<bool>)>,
 }

@@ -3,8 +3,8 @@
 //! A line of the table has a size in bytes and the probability that a flow is not longer. Lines
 //! that begin with `#` state the table's source. A draw takes u uniformly from [0, 1) and
 //! interpolates the size linearly in the segment that contains u. If u is below the first
-//! probability, it returns the first size. The generators from which the tables come sample in the
-//! same way.
+//! probability, it returns the first size. The published generators, from which the tables come,
+//! draw sizes in the same way.
 
 use thiserror::Error;
 
@@ -82,7 +82,7 @@ impl SizeTable {
         let size = match (at.checked_sub(1).map(|i| self.points[i]), self.points.get(at)) {
             (Some(from), Some(to)) => from.0 + (to.0 - from.0) * (u - from.1) / (to.1 - from.1),
             (None, Some(first)) => first.0,
-            // u is below 1, the last point's probability.
+            // This point exists, because u is below 1, the last point's probability.
             (_, None) => self.points[self.points.len() - 1].0,
         };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes, >= 0")]

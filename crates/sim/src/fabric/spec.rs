@@ -97,12 +97,12 @@ impl TenantSpec {
     }
 }
 
-/// Order in which a client asks its servers.
+/// Order in which a client uses its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// A random server each time.
+    /// The client picks a random server each time.
     Random,
-    /// Each server once per round, in a random order.
+    /// The client uses each server once per round, in a random order.
     Rounds,
 }
 
@@ -111,14 +111,14 @@ pub enum Order {
 pub struct Connection {
     pub tenant: TenantNo,
     pub client: VmNo,
-    /// The VMs that serve it.
+    /// The VMs that serve the client.
     pub servers: Vec<VmNo>,
     pub order: Order,
     /// Flow sizes; `None` for a single endless flow.
     pub sizes: Option<Arc<SizeTable>>,
     /// Limit of the server's sending rate; `None` for no limit.
     pub paced: Option<BitsPerSecond>,
-    /// Probability that it pauses after a flow, in parts per million. A pause lasts 0 to
+    /// Probability that the client pauses after a flow, in parts per million. A pause lasts 0 to
     /// `pause_max`.
     pub pause_ppm: u32,
     pub pause_max: Nanos,
@@ -126,9 +126,9 @@ pub struct Connection {
     pub latency: Nanos,
     /// Time of the first request.
     pub from: Nanos,
-    /// Time from which it makes no more requests.
+    /// Time from which the client makes no more requests.
     pub until: Nanos,
-    /// Number of flows after which it makes no more requests.
+    /// Number of flows after which the client makes no more requests.
     pub flows_max: u64,
 }
 

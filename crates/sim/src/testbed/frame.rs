@@ -1,5 +1,5 @@
-//! Headers of synthetic frames: what the classifier reads, and a mark by which the receiver
-//! recognises them.
+//! Headers of synthetic frames. They contain the fields that the classifier reads, and a mark by
+//! which the receiver recognises the frame.
 
 use penstock_dataplane::batch::{Batch, BatchFull};
 use penstock_units::MacAddr;
@@ -9,14 +9,15 @@ const HEAD: usize = 56;
 const FCS: usize = 4;
 const MARK: usize = 42;
 
-/// What a frame is for. Numbers are counter values at which it was sent. Bulk frames have no mark.
+/// Purpose of a frame. The numbers are counter values at the time of sending. Bulk frames have no
+/// mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Mark {
     /// A message of the probe.
     Probe(u64),
     /// Reply to a probe message that was sent at this count.
     Reply(u64),
-    /// A frame whose one-way time is measured from this count, at which it entered the ring.
+    /// A frame whose one-way time is measured. It entered the ring at this count.
     Sample(u64),
     /// A client's request.
     Request(u64),
@@ -24,7 +25,7 @@ pub(super) enum Mark {
     Part(u64),
     /// The last frame of a response to a request sent at this count.
     Response(u64),
-    /// Makes addresses known to the switch.
+    /// A frame that makes addresses known to the switch.
     Greeting,
     /// A client's acknowledgement.
     Ack,
@@ -98,7 +99,7 @@ impl Writer {
         self.head[MARK] = code;
         self.head[MARK + 1..MARK + 9].copy_from_slice(&at.to_be_bytes());
         let Some(flow) = flow else { return batch.push_head(&self.head, len) };
-        // The destination address and both ports (C2QoS §III-B).
+        // The flow determines the destination address and both ports (C2QoS §III-B).
         let mut head = self.head;
         head[30..38].copy_from_slice(&flow.to_be_bytes());
         batch.push_head(&head, len)

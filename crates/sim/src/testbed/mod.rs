@@ -3,15 +3,15 @@
 //!
 //! # Problem
 //!
-//! A figure takes 30 s of four VMs at 2 M frames/s. It must replay in seconds, for many seeds.
+//! A figure covers 30 s of four VMs at 2 M frames/s. It must replay in seconds, for many seeds.
 //!
 //! # Approach
 //!
 //! Workers, classifier, cycle buckets and schedule are those of the data path. The simulation
 //! replaces their surroundings:
 //!
-//! - Ports create a frame's header when it is taken and forget it when it is delivered, so no frame
-//!   is stored and no event is posted per frame.
+//! - Ports create a frame's header when the frame is taken and forget it when the frame is
+//!   delivered. No frame is stored and no event is posted per frame.
 //! - The uplink is a link of a given rate behind a finite ring.
 //! - The second server and the clients are modelled.
 //! - Costs ([`Costs`]) are fixed before the run, and no cost model sees them.
@@ -66,7 +66,7 @@ pub struct Setup {
     /// Cost of frames.
     pub costs: Costs,
     pub link: Link,
-    /// Purchase and class of the uplink's port.
+    /// Purchased cycles and class of the uplink's port.
     pub uplink: PortQos,
     /// Largest number of VMs.
     pub vms: usize,
@@ -94,20 +94,20 @@ impl VmId {
 /// Counters of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmReading {
-    /// The switch's counters of its port.
+    /// The switch's counters of the VM's port.
     pub port: PortReading,
     /// Traffic that went over the link.
     pub carried: Carried,
-    /// Frames that found its ring full.
+    /// Frames that found the VM's ring full.
     pub held_back: u64,
 }
 
 /// A measured duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
-    /// When it began.
+    /// Time at which the measurement began.
     pub at: Nanos,
-    /// How long it took.
+    /// The duration itself.
     pub took: Nanos,
 }
 
@@ -116,7 +116,7 @@ pub struct Timed {
 pub struct Testbed {
     cores: Cores,
     vms: Vec<Arc<Mutex<Vm>>>,
-    /// By core: numbers of its VMs.
+    /// Numbers of the VMs of each core.
     homes: Vec<Vec<usize>>,
     counters: Vec<PortCounterSets>,
     uplink: PortCounterSets,
@@ -177,7 +177,7 @@ impl Testbed {
         let id = VmId(u16::try_from(number).unwrap_or(u16::MAX));
         let port = id.port();
         let mut vm = Vm::new(port.0, self.cores.rate, ring, self.seed.fork(u64::from(port.0)));
-        // After the server's greeting, so that no later frame is flooded.
+        // This greeting follows the server's greeting, so that no later frame is flooded.
         vm.post(self.cycles(Nanos::from_micros(5)), SMALL, |_| Mark::Greeting);
         let vm = Arc::new(Mutex::new(vm));
         let counter = self.cores.all[worker].counter.clone();
@@ -204,12 +204,12 @@ impl Testbed {
         self.swap();
     }
 
-    /// Sets what a VM bought.
+    /// Sets a VM's purchased cycles and class.
     pub fn set_qos(&mut self, vm: VmId, qos: PortQos) {
         self.set_all_qos(&[(vm, qos)]);
     }
 
-    /// Sets what several VMs bought, in one snapshot.
+    /// Sets the purchased cycles and classes of several VMs, in one snapshot.
     pub fn set_all_qos(&mut self, all: &[(VmId, PortQos)]) {
         for (vm, qos) in all {
             if let Some(Some(policy)) = self.policies.get_mut(vm.port().index()) {
@@ -229,7 +229,7 @@ impl Testbed {
         self.swap();
     }
 
-    /// What a VM bought.
+    /// A VM's purchased cycles and class.
     #[must_use]
     pub fn qos(&self, vm: VmId) -> PortQos {
         let policy = self.policies.get(vm.port().index()).and_then(Option::as_ref);
@@ -288,8 +288,8 @@ impl Testbed {
                 return;
             }
             let idle = core.worker.turn() == Turn::Idle;
-            // A turn sees the time at which the last one ended, so only two idle turns in a row
-            // have seen everything.
+            // A turn uses the time at which the last turn ended. Thus only two idle turns in a row
+            // have seen all frames.
             let skips = idle && core.idle;
             core.idle = idle && !skips;
             if skips {
@@ -303,7 +303,7 @@ impl Testbed {
         let core = &self.cores.all[at];
         let now = core.counter.now().0;
         let mut next = lock(&self.nic).next_at(at).min(end);
-        // Frames that wait now wait for cycles, or came after the last look.
+        // Frames that wait at this time wait for cycles, or arrived after the last poll.
         let refill = core.worker.next_due().map_or(now, |refill| refill.0);
         for vm in &self.homes[at] {
             let mut vm = lock(&self.vms[*vm]);
@@ -384,8 +384,8 @@ impl Testbed {
     }
 }
 
-/// A rule that reads the whole five-tuple and never matches. Flows then differ in it, as in OVS's
-/// exact-match cache, whose key is the whole header.
+/// A rule that reads the whole five-tuple and never matches. Flows then differ in the five-tuple,
+/// as in OVS's exact-match cache, whose key is the whole header.
 fn five_tuple() -> RuleTables {
     let host = |last| Some(IpMatch::v4_prefix(std::net::Ipv4Addr::new(240, 0, 0, last), 32));
     let matching = Match {

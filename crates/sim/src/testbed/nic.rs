@@ -32,7 +32,7 @@ pub struct Link {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     pub frames: u64,
-    /// Bytes of these frames, with FCS.
+    /// Bytes of the VM's frames, with FCS.
     pub bytes: u64,
     /// Frames that found the ring full.
     pub dropped: u64,

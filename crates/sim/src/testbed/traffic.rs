@@ -5,14 +5,15 @@ use penstock_units::Nanos;
 /// Sending rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Pace {
-    /// Sends nothing.
+    /// The VM sends nothing.
     #[default]
     Off,
-    /// Frames per second, evenly spaced. Frames that find the ring full are dropped in the guest.
+    /// The VM sends this number of frames per second, evenly spaced. Frames that find the ring full
+    /// are dropped in the guest.
     FramesPerSecond(f64),
-    /// Frames per second, and the number of frames in a burst.
+    /// The VM sends bursts. The values are the frames per second and the frames in a burst.
     Bursts(f64, u64),
-    /// Keeps the ring full: a sender at its maximum that obeys back-pressure.
+    /// The VM keeps the ring full, as a sender at its maximum that obeys back-pressure.
     Greedy,
 }
 
@@ -72,7 +73,7 @@ impl Traffic {
 /// A request-response probe like `qperf tcp_lat`: one small message is outstanding at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// When the first message leaves.
+    /// Time at which the first message leaves.
     pub from: Nanos,
     /// No message leaves from this time on.
     pub until: Nanos,

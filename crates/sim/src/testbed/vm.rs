@@ -1,9 +1,9 @@
 //! A VM: its ring towards the switch, the traffic that fills it, and its reaction to received
 //! frames.
 //!
-//! No event happens per frame. The number of bulk frames in the ring follows from the time of the
-//! query. A marked frame has a position among them: frames that were in the ring when it arrived
-//! are before it.
+//! No event happens per frame. The number of bulk frames in the ring is computed from the time of
+//! the query. A marked frame has a position among the bulk frames: it comes after the frames that
+//! were in the ring when it arrived.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -47,7 +47,7 @@ pub(super) struct Vm {
     phase: usize,
     /// Bulk frames of this phase generated so far.
     made: u64,
-    /// Frames that entered the ring and frames that left it.
+    /// Number of frames that entered the ring, and number of frames that left the ring.
     put: u64,
     taken: u64,
     /// Marked frames in the ring, by position.
@@ -156,7 +156,7 @@ impl Vm {
         }
     }
 
-    /// Adds bulk up to `to`, all of it of the current phase.
+    /// Adds the bulk frames of the current phase up to `to`.
     fn add_bulk(&mut self, to: u64) {
         self.at = to;
         let Some(phase) = self.phases.get(self.phase) else { return };
@@ -183,7 +183,7 @@ impl Vm {
         self.put > self.taken
     }
 
-    /// When the next frame arrives, if none waits now.
+    /// Time at which the next frame arrives, if no frame waits now.
     pub(super) fn next_at(&self) -> u64 {
         let come = self.to_come.peek().map_or(u64::MAX, |Reverse(first)| first.0);
         let next = self.phases.get(self.phase + 1).map_or(u64::MAX, |phase| phase.from);
@@ -213,7 +213,7 @@ impl Vm {
 
     fn push_marked(&mut self, batch: &mut Batch) -> Option<()> {
         let (_, size, mark) = *self.marked.front()?;
-        // Each response belongs to a flow of its own, one per client.
+        // Each response belongs to its own flow, one per client.
         let flow = matches!(mark, Mark::Response(_) | Mark::Part(_)).then(|| self.rng.next_u64());
         self.writer.push(batch, size, flow, Some(mark)).ok()?;
         self.marked.pop_front();

@@ -1,8 +1,8 @@
-//! Work of a guest: some can wait and some is urgent.
+//! Work of a guest. Background work can wait; work for packets and timers is urgent.
 //!
 //! Work for a packet or a timer goes before background work, in the order of arrival, like an
-//! I/O-bound thread beside a compute-bound one (VM jitter §II-B). A running guest sees its timers
-//! at once. Another guest sees them when it next runs.
+//! I/O-bound thread beside a compute-bound one (VM jitter §II-B). A running guest handles its
+//! timers at once. A guest that does not run handles them when it next runs.
 
 use std::collections::VecDeque;
 
@@ -23,9 +23,9 @@ pub enum Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Background {
     None,
-    /// Endless work.
+    /// The work never ends.
     Hog,
-    /// Periodic work, like an encoder's. Its amount varies by up to `spread_pct`.
+    /// The work is periodic, like an encoder's. Its amount varies by up to `spread_pct`.
     Batches {
         period: Nanos,
         /// Mean processor time per period.
@@ -33,7 +33,7 @@ pub enum Background {
         /// Largest deviation from the mean, in per cent.
         spread_pct: u8,
     },
-    /// Bursts and pauses of random length, up to twice the mean.
+    /// The work comes in bursts with pauses. Both have random lengths of up to twice the mean.
     OnOff {
         /// Mean processor time of a burst.
         burst: Nanos,
@@ -41,14 +41,14 @@ pub enum Background {
     },
 }
 
-/// What a guest does when it has no work.
+/// Behaviour of a guest without work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// It blocks, and its own timers wake it.
+    /// The guest blocks, and its own timers wake it.
     Blocks,
-    /// It gives up its processor and is activated after this time, whatever its timers say.
+    /// The guest gives up its processor and is activated after this time, regardless of its timers.
     ActivatedAfter(Nanos),
-    /// It gives up its processor, and the scheduler decides when it runs again.
+    /// The guest gives up its processor, and the scheduler decides when it runs again.
     Yields,
 }
 
@@ -57,7 +57,7 @@ pub enum Idle {
 pub struct GuestSpec {
     /// Work that can wait.
     pub background: Background,
-    /// Due times of its stream's packets, ascending, and the processor time of each packet.
+    /// Due times of the stream's packets in ascending order, and the processor time of each packet.
     pub stream: (Vec<Nanos>, Nanos),
     /// Processor time to answer or forward a packet.
     pub answer: Nanos,
@@ -84,7 +84,8 @@ impl GuestSpec {
     }
 }
 
-/// Processor time of a guest that is activated without work: it checks and gives up the processor.
+/// Processor time of a guest that is activated without work. It checks for work and gives up the
+/// processor.
 const LOOK: Nanos = Nanos::from_micros(5);
 
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +125,7 @@ impl Guest {
         self.spec.idle
     }
 
-    /// When its next timer fires.
+    /// Time at which the guest's next timer fires.
     #[must_use]
     pub fn next_timer(&self) -> Option<Nanos> {
         let packet = self.spec.stream.0.get(self.next_packet).copied();
@@ -168,7 +169,7 @@ impl Guest {
         }
     }
 
-    /// Remaining processor time of its current work; `None` if it is idle.
+    /// Remaining processor time of the guest's current work; `None` if the guest is idle.
     #[must_use]
     pub fn work(&self) -> Option<Nanos> {
         if let Some(task) = self.urgent.front() {

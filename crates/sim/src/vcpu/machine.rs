@@ -22,11 +22,11 @@ pub struct Sent {
 /// How long a guest with work waited for a processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// Longest wait since it became runnable or lost its processor.
+    /// Longest wait after the guest became runnable or lost its processor.
     pub longest: Nanos,
-    /// Longest wait from an external event that arrived while it had no processor.
+    /// Longest wait after an external event that arrived while the guest had no processor.
     pub longest_event: Nanos,
-    /// How often it began to run because its deadline had come.
+    /// How often the guest began to run because its deadline had come.
     pub by_deadline: u64,
 }
 
@@ -35,10 +35,10 @@ enum Event {
     Tick,
     Account,
     Poll,
-    /// End of a slice or of work, in the turn of this number.
+    /// A slice or work ends, in the turn with this number.
     End(CpuId, u64),
     Timer(GuestId),
-    /// Activation of a guest that gave up its processor after this many turns.
+    /// A guest is activated that gave up its processor after this many turns.
     Activate(GuestId, u64),
     /// A frame for a guest reaches the machine.
     Arrive(GuestId, Frame),
@@ -93,7 +93,7 @@ pub struct Machine<S> {
 }
 
 impl<S: VcpuScheduler> Machine<S> {
-    /// A machine with `cpus` idle processors. `scheduler` must be made for as many.
+    /// A machine with `cpus` idle processors. `scheduler` must be made for the same number.
     #[must_use]
     pub fn new(scheduler: S, cpus: u16, seed: u64) -> Self {
         let mut events = EventQueue::new();
@@ -278,7 +278,7 @@ impl<S: VcpuScheduler> Machine<S> {
         } else if self.slots[id].guest.idle() == Idle::Blocks {
             self.wake(id, Cause::Timer);
         }
-        // Otherwise the guest sees the timer when it next runs.
+        // If the guest does not run now, it handles the timer when it next runs.
     }
 
     /// Delivers a frame to a guest.
@@ -327,7 +327,8 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// Handles a frame that a guest sends: to the driver domain, or out of the machine.
+    /// Handles a frame that a guest sends. The frame goes to the driver domain, or out of the
+    /// machine.
     fn leaves(&mut self, id: GuestId, frame: Frame) {
         if Some(id) == self.driver {
             let carried = self.slots[id].carries.pop_front();

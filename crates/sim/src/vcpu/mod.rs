@@ -3,7 +3,8 @@
 //!
 //! # Problem
 //!
-//! How soon a VM runs shows only beside neighbours and over minutes, and it must be reproducible.
+//! A VM's delay until it runs shows only beside neighbours and over minutes. The measurement must
+//! be reproducible.
 //!
 //! # Approach
 //!

@@ -1,4 +1,5 @@
-//! Cycle buckets and the batch scheduler in the production worker: each VM gets what it bought.
+//! Cycle buckets and the batch scheduler in the production worker: each VM gets its purchased
+//! cycles.
 
 use penstock_dataplane::schedule::{IngressPolicy, PortQos, Readiness, ScheduleKind};
 use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, StageCost, World, WorldConfig};
@@ -22,7 +23,7 @@ struct Bed {
     sink: PortHandle,
 }
 
-/// Purchase and traffic of a sender: frames of `size` bytes at `rate` per second.
+/// Purchased cycles and traffic of a sender. It sends `rate` frames of `size` bytes per second.
 #[derive(Clone, Copy)]
 struct Sender {
     qos: PortQos,
@@ -41,12 +42,12 @@ fn qos(ingress: IngressPolicy, percent: u64, weight: u64, priority: u64) -> Port
     }
 }
 
-/// More frames of 1,024 bytes than the core can carry.
+/// A sender with more frames of 1,024 bytes than the core can carry.
 fn sender(qos: PortQos) -> Sender {
     Sender { qos, size: 1_024, rate: 800_000, flows: 4 }
 }
 
-/// More frames of 64 bytes than the core can carry, from many flows.
+/// A sender with more frames of 64 bytes than the core can carry, from many flows.
 fn flood(qos: PortQos) -> Sender {
     Sender { qos, size: 60, rate: 1_800_000, flows: 500 }
 }
@@ -105,7 +106,7 @@ fn hbs() -> WorldConfig {
     WorldConfig { schedule: ScheduleKind::Hbs, ..WorldConfig::default() }
 }
 
-/// Both disciplines, and both ways to treat idle units.
+/// Configurations with both disciplines and both ways to treat idle units.
 fn all() -> [WorldConfig; 3] {
     [WorldConfig::default(), hbs(), WorldConfig { readiness: Readiness::Demotion, ..hbs() }]
 }
@@ -149,7 +150,7 @@ fn minmax_ports_share_what_is_idle_by_weight() {
         let third = 40.0 / 3.0;
         let want = [10.0 + third / 2.0, 10.0 + third / 2.0, 20.0 + third, 20.0 + third];
         close(&Bed::new(&config, &senders).shares(40, 160), &want, 0.3);
-        // One VM is idle, and the others also share what it bought.
+        // One VM is idle, and the others also share its purchased cycles.
         senders[3].rate = 1;
         close(&Bed::new(&config, &senders).shares(40, 160), &[25.0, 25.0, 50.0, 0.0], 0.5);
     }

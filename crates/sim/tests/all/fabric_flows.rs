@@ -1,4 +1,4 @@
-//! The flow simulator against results computed by hand.
+//! Compares the flow simulator with results computed by hand.
 
 use std::sync::Arc;
 
@@ -154,7 +154,7 @@ fn bits_over_the_core_are_those_that_arrived_and_never_exceed_its_capacity() {
         let far = record.flows.iter().filter(|f| f.far);
         #[expect(clippy::cast_precision_loss, reason = "bits of five seconds")]
         let arrived = far.map(|f| f.bytes as f64 * 8.0).sum::<f64>();
-        // Unfinished flows passed too: at most one of 20 MB per client.
+        // Bits of unfinished flows passed too: at most one flow of 20 MB per client.
         assert!(passed >= arrived * (1.0 - 1e-9) && passed - arrived < 48.0 * 1.6e8, "{name}");
         for sample in &record.samples {
             for link in 0..2 {

@@ -1,4 +1,4 @@
-//! The fluid rates against packets, on one link.
+//! Compares the fluid rates with packets, on one link.
 
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ fn a_strict_priority_starves_the_other_in_both() {
 
 #[test]
 fn the_lost_fraction_of_packets_is_what_the_fluid_refuses() {
-    // Two limits in one queue let out 600 Mbit/s, but the queue's half of the link is 500.
+    // Two limits in one queue allow 600 Mbit/s, but the queue's half of the link is 500 Mbit/s.
     let queues = [weighted(1.0), weighted(1.0)];
     let flows = [paced(0, 450), paced(0, 150), endless(1, Pace::Window(8))];
     let sent = packets(&queues, &flows);
@@ -117,7 +117,7 @@ fn completion_times_match_those_of_packets() {
     let by_packets: Vec<f64> =
         sent.iter().zip(&flows).map(|(s, f)| secs(s.done.unwrap()) - secs(f.from)).collect();
 
-    // Hosts whose interfaces are never the bottleneck.
+    // The hosts' interfaces are so fast that they are never the bottleneck.
     let fast = BitsPerSecond(100_000_000_000);
     let tenant =
         |g: &u32| TenantSpec { vms: vec![0, 1], hose: BitsPerSecond(u64::from(*g) * 1_000_000) };

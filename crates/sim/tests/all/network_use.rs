@@ -74,7 +74,7 @@ fn a_tenants_network_traffic_is_limited_but_not_its_traffic_within_the_host() {
         let [_, one, two] = [0, 1, 2].map(|at| world.port(ports[at]).since(&before[at]));
         let case = format!("{workers} workers, queue {queued}");
         let above = one.drops[DropReason::SendLimit as usize];
-        // A burst of 30,000 bytes and 1,000,000 a second, FCS included.
+        // The limit is a burst of 30,000 bytes and 1,000,000 bytes per second, FCS included.
         let most = (30_000 + 100_000) / 304;
         assert!(one.net_sent_frames <= most && one.net_sent_frames >= most - 10, "{case}: {one:?}");
         assert_eq!(one.net_sent_frames + above, 2_000, "{case}");
@@ -86,7 +86,7 @@ fn a_tenants_network_traffic_is_limited_but_not_its_traffic_within_the_host() {
 fn only_traffic_that_leaves_or_enters_the_host_is_network_use() {
     for (workers, queued) in [(1, false), (1, true), (2, false), (2, true)] {
         let (mut world, ports) = world(workers, queued);
-        // Until the switch knows all addresses.
+        // The world runs until the switch knows all addresses.
         world.run_until(Nanos::from_millis(5));
         let before = ports.map(|port| world.port(port));
         assert_eq!(before[1].net_sent_frames, 1, "of a flood the copy that left");

@@ -44,7 +44,7 @@ fn vm(background: impl Strategy<Value = Background>) -> impl Strategy<Value = Vm
     let idle = prop_oneof![Just(Idle::Blocks), Just(Idle::Yields)];
     (modes, 1..30_u64, 1..=10_u16, background, idle).prop_map(
         |(mode, deadline_slots, weight, background, idle)| {
-            // Only periodic work returns without the scheduler.
+            // Only periodic work returns without the scheduler's help.
             let idle = if mode == Mode::Periodic { idle } else { Idle::Blocks };
             Vm { mode, deadline_slots, weight, background, idle }
         },
@@ -99,7 +99,7 @@ fn world(vms: &[Vm], contracts: &[Contract], seed: u64, until: Nanos) -> (World,
 /// Longest time to answer while several pings wait.
 const ANSWERS: Nanos = Nanos::from_micros(500);
 
-/// Two slices: at either end of a window a VM may be one slice ahead or behind.
+/// Tolerance of two slices: at either end of a window a VM may be one slice ahead or behind.
 const SLICES: u64 = 60_000_000;
 
 proptest! {
@@ -147,7 +147,7 @@ proptest! {
             machine.run_until(Nanos(window.0 * at));
             for ((guest, vm), before) in guests.iter().zip(&vms).zip(&mut before) {
                 // Ten epochs are ten slices, which no rule divides by three. Shares are therefore
-                // within 1 % of the window and SLICES, which are not lost but follow in the next
+                // exact to 1 % of the window plus SLICES. The missing slices follow in the next
                 // window.
                 let used = machine.used(*guest);
                 let got = used.saturating_sub(std::mem::replace(before, used));

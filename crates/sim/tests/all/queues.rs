@@ -74,8 +74,8 @@ fn uplink(config: &WorldConfig, terms: QueueTerms, tenants: &[(u64, &[usize])]) 
     Uplink { world, up, vms }
 }
 
-/// Makes every VM offer twice the link for `secs`. Returns bytes on the link by VM after the first
-/// tenth.
+/// Makes every VM offer twice the link's rate for `secs`. Returns bytes on the link by VM, without
+/// the first tenth of the time.
 fn flood(case: &mut Uplink, secs: u64) -> Vec<u64> {
     let end = Nanos::from_secs(secs);
     for (&(vm, size, _), n) in case.vms.iter().zip(0..) {
@@ -137,8 +137,9 @@ fn tenants_get_their_shares_and_nothing_is_dropped() {
     all_add_up(&case);
 }
 
-/// Every tenant gets its due bytes over 10 s, within 0.1 % or two of the longest segments, for any
-/// number of tenants and any frame sizes. Its VMs get equal parts.
+/// Every tenant gets its share of the bytes over 10 s, for any number of tenants and any frame
+/// sizes. The error is at most 0.1 % or two of the longest segments. A tenant's VMs get equal
+/// parts.
 fn shares_hold(tenants: u16, link: u64) {
     const VMS: [&[usize]; 5] = [&[60], &[60, 1_514], &[1_514], &[600, 65_000], &[65_000, 9_000]];
     const SEGMENT: u64 = 65_000;
@@ -147,7 +148,7 @@ fn shares_hold(tenants: u16, link: u64) {
     let hz = TscRate::from_hz(RATE);
     let mut world = World::with_config(&config, hz, Costs::EXAMPLE, ports, 7);
     let up = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
-    // Some tens for each VM.
+    // The queue has room for some tens of frames of each VM.
     let frames = 40 * u32::from(tenants).max(100);
     let terms = QueueTerms { frames, ..fair(link) };
     let home = QueueHome::new(terms, ports, tenants.into());
@@ -165,7 +166,7 @@ fn shares_hold(tenants: u16, link: u64) {
                 let tenant = Weight::new(weight_of(tenant)).expect("possible");
                 policy.share = ShareTerms { tenant, vm: Weight::ONE };
             });
-            // Twice its tenant's share.
+            // The VM offers twice its tenant's share.
             let bytes = 2 * link / 8 * weight_of(tenant) / weights;
             let frames = (bytes / size as u64).max(2);
             world.set_source(vm, to_vm0(size, frames, Nanos(0), end));
@@ -348,15 +349,16 @@ fn a_flooded_vm_pays_for_its_frames_and_the_others_keep_their_rate() {
     let (alone, ..) = run(false);
     let (beside, victim, outside) = run(true);
     assert!(beside * 100 >= alone * 99, "{beside} of {alone}");
-    // It got no more cycles than it bought. The rest was dropped before it was copied.
+    // The VM got no more cycles than it purchased. The other frames were dropped before they were
+    // copied.
     assert!(victim.cycles <= RATE / 20 / 2 * 21 / 20, "{}", victim.cycles);
     assert!(victim.tx_frames > 0);
     assert!(outside.drops[DropReason::QueueFull as usize] > outside.rx_frames / 2);
     assert_eq!((outside.unaccounted(), victim.unaccounted()), (0, 0));
 }
 
-/// A VM of the last class bought a fifth of the core and sends through an output with a queue,
-/// beside a VM of the first class that takes all it can get. Departures of its frames must not cost
+/// A VM of the last class purchased a fifth of the core and sends through an output with a queue. A
+/// VM of the first class takes as many cycles as it can get. Departures of its frames must not cost
 /// it tokens that it could not use while it waited for its turn.
 #[test]
 fn a_late_class_keeps_its_purchase_with_an_output_queue() {
@@ -393,7 +395,7 @@ fn a_late_class_keeps_its_purchase_with_an_output_queue() {
         world.run_until(end);
         ratio(world.port(late).cycles * 10, RATE)
     };
-    // Its purchase, and half of the unsold 70 %.
+    // The VM gets its purchased cycles and half of the unsold 70 %.
     for (order, both) in [(Order::FairShare, true), (Order::Wfq, true), (Order::Wfq, false)] {
         let share = run(order, both);
         assert!((0.54..0.56).contains(&share), "{order:?}, both there {both}: {share}");

@@ -77,7 +77,7 @@ fn the_tenants_contract_holds_over_workers_and_siblings_keep_their_parts() {
                 EgressPolicer::new(part, Some(Arc::clone(&tenant)), Sharing::Borrow),
             );
         }
-        // 996 bytes plus FCS: the contract allows 10,000 frames a second.
+        // A frame has 996 bytes plus FCS, so the contract allows 10,000 frames per second.
         let end = Nanos::from_secs(2);
         world.set_source(senders[0], flood(0, 996, 50_000, Nanos(0), end));
         world.set_source(senders[1], flood(1, 996, 4_500, Nanos(0), end));

@@ -74,7 +74,7 @@ fn a_paced_vm_gets_its_pace_and_a_link_no_more_than_its_rate() {
     let fast = bed.add_vm(256, PortQos::default(), 0);
     bed.send(fast, Nanos::ZERO, Traffic::greedy(1500));
     bed.run_until(ms(100));
-    // A tenth of a second, and the frames in the ring.
+    // The bytes of a tenth of a second, and of the frames in the ring.
     let due = 100_000_000 / 8 + 512 * 1520;
     assert!(bed.wire_bytes().abs_diff(due) < due / 50, "{} of {due}", bed.wire_bytes());
     assert!(bed.vm(fast).carried.dropped > 1_000);

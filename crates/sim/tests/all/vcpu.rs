@@ -12,7 +12,7 @@ fn hog() -> Contract {
     Contract::by_credit(Weight::ONE)
 }
 
-/// Per cent of a processor that each guest got.
+/// Processor time of each guest, in per cent of a processor.
 fn shares<S: VcpuScheduler>(machine: &mut Machine<S>, secs: u64) -> Vec<f64> {
     let guests: Vec<_> =
         (0..3).map(|_| machine.start(&hog(), CpuId(0), GuestSpec::hog()).unwrap()).collect();
@@ -48,7 +48,7 @@ fn frames_pass_through_the_driver_domain_on_a_busy_processor() {
         Frame::Ping(from) | Frame::Stream(from) => sent.at.saturating_sub(from),
     };
     let most = machine.sent().iter().map(delay).max().unwrap();
-    // 3.5 ms, the driver twice, and the answer.
+    // The bound is 3.5 ms, plus the driver twice and the answer.
     assert!(most <= Nanos::from_micros(3_500 + 70), "{most:?}");
     let least = machine.sent().iter().map(delay).min().unwrap();
     assert_eq!(least, Nanos::from_micros(70));

@@ -160,7 +160,7 @@ fn unused_shares_go_to_others_and_due_frames_are_never_dropped() {
     let mut case = uplink(&WorldConfig::default(), map, &tenants);
     let end = Nanos::from_millis(400);
     case.offer(0, 2 * LINK, end);
-    // Far less than its half, beside an empty queue.
+    // The second VM offers far less than its half, and another queue is empty.
     case.offer(1, LINK / 10, end);
     case.world.run_until(Nanos::from_millis(100));
     let before = case.lanes();
@@ -195,8 +195,8 @@ fn classes_change_between_two_batches_and_nothing_is_lost() {
     let bytes = case.bytes_until(Nanos::from_millis(500));
     shares(&bytes[1..3], &[1, 4], 1_000);
     assert_eq!(case.world.received(case.up).reordered, 0);
-    // A new map: the first tenant now uses the shared queue. Its old queue sends what it has.
-    // Because it was full, that is what arrives in the next 100 ms.
+    // With the new map the first tenant uses the shared queue. Its old queue sends its waiting
+    // frames. Because the old queue was full, these frames arrive in the next 100 ms.
     case.home.set_classes(classes(&[(16, 2)], &[1, 1, 4]));
     case.world.set_policy(case.up, |_| {});
     assert!(waiting(&case)[1] > 100 && waiting(&case)[0] == 0);
@@ -218,12 +218,12 @@ fn a_flow_whose_code_point_moves_keeps_its_order() {
     let tenants = [(Some(8), 1_000), (Some(16), 1_000)];
     let map = classes(&[(8, 1), (16, 2)], &[100, 1, 1]);
     let mut case = uplink(&WorldConfig::default(), map, &tenants);
-    // More than their halves for a moment, then less.
+    // Both VMs offer more than their halves for a moment, then less.
     (0..2).for_each(|n| case.offer(n, LINK * 6 / 10, Nanos::from_millis(10)));
     case.world.run_until(Nanos::from_millis(10));
     (0..2).for_each(|n| case.offer(n, LINK * 3 / 10, Nanos::from_millis(100)));
     assert!(case.lanes()[1].backlog_frames > 50, "{:?}", case.lanes());
-    // The shared queue is served a hundred times as fast, so it would overtake.
+    // The shared queue is served a hundred times as fast, so its frames could overtake others.
     case.home.set_classes(classes(&[(16, 2)], &[100, 1, 1]));
     case.world.set_policy(case.up, |_| {});
     let bytes = case.bytes_until(Nanos::from_millis(60));

@@ -1,8 +1,8 @@
 //! The boost actuator: a real-time thread on each scheduled processor, which lends `SCHED_FIFO`.
 //!
 //! # Problem
-//! The kernel's fair class divides a processor well, but beside five others it lets a vCPU wait for
-//! 20 ms.
+//! The kernel's fair class divides a processor well, but beside five other vCPUs it lets a vCPU
+//! wait for 20 ms.
 //!
 //! # Source
 //! VM jitter §III-A; measurements in `docs/reference/vcpu.md`.
@@ -11,40 +11,38 @@
 //! S is 0.5 ms: a slice, and the time between polls. D is a vCPU's deadline.
 //!
 //! # Approach
-//! At most every S, and whenever a vCPU is due or has a loan:
+//! The thread polls at most every S, and whenever a vCPU is due or has a loan:
 //! 1. For each vCPU with a deadline, read how long it ran since the last poll and since when it
 //!    waits, and charge it. A vCPU that was lent a slice and did not run has nothing to do.
-//! 2. Take back what was lent before, and lend a slice to the due vCPU ([`DoubleQueue::due`]).
-//!    While none is due, lend more to a vCPU that continues after its slice for an event and has a
-//!    reserve.
+//! 2. Take back the earlier loans, and lend a slice to the due vCPU ([`DoubleQueue::due`]). If none
+//!    is due, lend more to a vCPU that continues after its slice for an event and has a reserve.
 //! 3. Every 10 ms, check whether an aperiodic vCPU that did not run has work. Every 30 ms, also
-//!    read the vCPUs without deadlines (of many, a part each time), hand out credits, and set
-//!    weights by them ([`crate::weight`]).
-//! 4. Read which bells the switch rang ([`crate::bells`]). A vCPU for which frames arrived is lent
-//!    to at once if it can pay. Before the thread sleeps it asks to be woken.
+//!    read the vCPUs without deadlines. If there are many, read a part of them each time. Then hand
+//!    out credits, and set weights by the credits ([`crate::weight`]).
+//! 4. Read which bells the switch rang ([`crate::bells`]). If frames arrived for a vCPU that can
+//!    pay, it gets a loan at once. Before the thread sleeps, it requests wake-ups.
 //!
 //! # Standing leases
 //! A blocked vCPU with credits or a reserve keeps a real-time policy (a standing lease), so that it
-//! runs at once when it is woken. The lease ends after the vCPU ran for half a slice and continues.
-//! Its priority is below that of a slice, so a due vCPU never waits for it. Of two that are woken,
-//! the second waits for the first. While two have a standing lease, both are thus examined in every
-//! slot, and the one that waits is owed a slice within its deadline. A single one that is unused
-//! for a tick is examined only every tick, as Xen ends a BOOST at ticks.
+//! runs at once when it is woken. The lease ends if the vCPU continues after it ran for half a
+//! slice. The lease's priority is below that of a slice, so a due vCPU never waits for it. If two
+//! vCPUs with standing leases are woken, the second waits for the first. While two vCPUs have
+//! standing leases, both are thus examined in every slot, and the waiting one is owed a slice
+//! within its deadline. A single vCPU with a standing lease that it does not use for a tick is
+//! examined only every tick. Xen likewise ends a BOOST at ticks.
 //!
 //! # Refusals and delays
 //! If the kernel refuses to lend to a vCPU, the thread retries after 1 s, and then after twice as
-//! long each time, up to 64 s. If a poll comes late by more than half a slice, others below took
-//! the processor, from the vCPU with the loan too, whatever the kernel says it ran. Its slice is
-//! lent again.
+//! long each time, up to 64 s. If a poll comes late by more than half a slice, a hypervisor below
+//! took the processor. The vCPU with the loan lost time too, even if the kernel counts it as run.
+//! For this reason its slice is lent again.
 //!
 //! # Departures
 //! The event that wakes a blocked vCPU is unknown, so every wake-up counts as an event.
 //!
 //! # Cost
-//! One wake-up and O(vCPUs with deadlines) reads of a file in procfs each poll; two polls for each
-//! slice that is lent.
-//! wake-up and O(vCPUs with deadlines) reads of a file in procfs each poll; two polls for each
-//! slice that is lent.
+//! Each poll takes one wake-up and O(vCPUs with deadlines) reads of a file in procfs. Each slice
+//! that is lent takes two polls.
 
 pub mod seat;
 mod turn;
@@ -73,14 +71,15 @@ use crate::restore;
 use crate::schedstat::Schedstat;
 use seat::{Seat, Sitter, Tally};
 
-/// Priority of a scheduling thread: above what it lends, below the watchdog.
+/// Priority of a scheduling thread. It is above the priorities that the thread lends and below the
+/// watchdog's.
 pub const PRIORITY: u8 = 90;
 /// Time between two reports.
 pub const REPORT: Nanos = Nanos::from_secs(1);
 
-/// The single processor of a scheduling thread, as its queue numbers it.
+/// Number of the thread's single processor in its queue.
 const CPU: CpuId = CpuId(0);
-/// Number of waits for which a report has room; there are at most two turns for each poll.
+/// Number of waits for which a report has room. Each poll causes at most two turns.
 const WAITS: usize = 8_192;
 
 /// An order to a scheduling thread.
@@ -90,7 +89,7 @@ pub enum Order {
     Seats(Vec<Seat>, SyncSender<()>),
     /// These VMs have bells.
     Bells(Arc<Bells>, Vec<(String, Bell)>),
-    /// Give everything back and end.
+    /// Take back all loans and end.
     Stop,
 }
 
@@ -129,13 +128,13 @@ impl Note {
 #[derive(Clone, Debug)]
 pub struct VcpuReport {
     pub thread: Identity,
-    /// Numbers since it was added.
+    /// Counts since the vCPU was added.
     pub tally: Tally,
-    /// Nanoseconds behind its share; negative if it is ahead.
+    /// Nanoseconds that the vCPU is behind its share; negative if it is ahead.
     pub credit: i64,
-    /// Nanoseconds it may run for events although it is ahead.
+    /// Nanoseconds that the vCPU may run for events although it is ahead.
     pub reserve: i64,
-    /// Whether it waits for something.
+    /// Whether the vCPU waits for an event.
     pub blocked: bool,
     /// Weight in millionths of the kernel's default.
     pub parts: u64,
@@ -149,10 +148,10 @@ pub struct Report {
     pub elapsed: Nanos,
     /// The thread's own time on the processor.
     pub own: Nanos,
-    /// The part of it in which it worked, without going to sleep and waking.
+    /// The part of `own` in which the thread worked, without going to sleep and waking.
     pub work: Nanos,
     pub polls: u64,
-    /// Number of slots for which it came too late.
+    /// Number of slots for which the thread came too late.
     pub skipped: u64,
     pub vcpus: Vec<VcpuReport>,
     /// Waits since the last report: the vCPU and the length.
@@ -168,7 +167,7 @@ pub struct Parts {
     pub at: usize,
     pub cpu: u32,
     pub table: Arc<LeaseTable>,
-    /// Whether anything may be lent, that is, whether there is a watchdog.
+    /// Whether loans are allowed, which requires a running watchdog.
     pub lending: Arc<AtomicBool>,
     /// Receives the orders of the service.
     pub orders: Receiver<Order>,
@@ -185,9 +184,9 @@ pub struct Boost {
     queue: DoubleQueue,
     sitters: Vec<Sitter>,
     began: Nanos,
-    /// How often the watchdog has taken back what was lent.
+    /// How often the watchdog has taken back the thread's loans.
     takings: u64,
-    /// Time at which it was to poll next.
+    /// Planned time of the next poll.
     due: Nanos,
     /// Whether the present poll is late by more than half a slice.
     late: bool,
@@ -279,14 +278,15 @@ impl Boost {
         }
     }
 
-    /// Waits until the next poll. A vCPU for which an event comes meanwhile is lent to at once.
+    /// Waits until the next poll. If an event comes for a vCPU meanwhile, the vCPU gets a loan at
+    /// once.
     fn wait(&mut self, next: Nanos) {
         let mut asked = false;
         loop {
             let now = clock::now();
             if now >= next {
                 if !asked {
-                    // The poll is late, and events must not wait until it is in time again.
+                    // The poll is late, and events must not wait until polls are on time again.
                     self.events(now);
                 }
                 self.report.skipped += (now.0 - next.0) / SLICE.0;
@@ -299,7 +299,7 @@ impl Boost {
             if ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None).is_ok_and(|n| n > 0) {
                 let now = clock::now();
                 self.events(now);
-                // A vCPU that was just lent to must be examined in the next slot.
+                // A vCPU that just got a loan must be examined in the next slot.
                 if self.next(now) < next {
                     return;
                 }
@@ -307,7 +307,7 @@ impl Boost {
         }
     }
 
-    /// Executes pending orders. Returns false if the thread is to stop.
+    /// Executes pending orders. Returns false if the thread must stop.
     fn obey(&mut self, now: Nanos) -> bool {
         loop {
             match self.parts.orders.try_recv() {
@@ -323,8 +323,8 @@ impl Boost {
         }
     }
 
-    /// Schedules exactly these vCPUs. Those that were there before keep their accounts, so a vCPU
-    /// that used more than its share still owes it when another VM comes or goes.
+    /// Schedules exactly these vCPUs. A vCPU that was scheduled before keeps its account. If it
+    /// used more than its share, it thus still owes the excess when another VM comes or goes.
     fn seat(&mut self, now: Nanos, seats: Vec<Seat>) {
         let mut before = std::mem::take(&mut self.sitters);
         let by = u8::try_from(self.parts.at).unwrap_or(u8::MAX);
@@ -374,7 +374,7 @@ impl Boost {
                 sitter.ear = None;
                 continue;
             };
-            // A ring since the last look must not be lost.
+            // If the bell was rung since the last read, the ring must not be lost.
             if !sitter.ear.as_ref().is_some_and(|ear| ear.is_of(bells, *bell)) {
                 sitter.ear = Some(Ear::new(Arc::clone(bells), *bell, self.parts.at));
             }

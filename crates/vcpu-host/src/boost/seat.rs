@@ -27,17 +27,17 @@ const SHORT: Nanos = Nanos::from_micros(100);
 pub struct Seat {
     pub vm: Arc<str>,
     pub thread: Identity,
-    /// Number of its entry in the table of leases.
+    /// Number of the vCPU's entry in the table of leases.
     pub slot: usize,
     /// Policy of the thread before it was managed.
     pub saved: Policy,
-    /// Parameters of its VM. If its deadline was refused, they have none.
+    /// Parameters of the vCPU's VM. If the deadline was refused, they contain no deadline.
     pub contract: Contract,
     /// Weight in millionths of the kernel's default.
     pub base_ppm: u64,
-    /// Share of the processor when all have work, in millionths.
+    /// Share of the processor if all vCPUs have work, in millionths.
     pub share_ppm: u64,
-    /// How its weight is set.
+    /// Way to set the vCPU's weight.
     pub weigher: Weigher,
 }
 
@@ -45,9 +45,9 @@ pub struct Seat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lent {
     No,
-    /// A slice, lent at this time.
+    /// The vCPU has a slice, which was lent at this time.
     Slice(Nanos),
-    /// A standing lease: the vCPU is blocked, and will run at once when it is woken.
+    /// The vCPU is blocked and has a standing lease, so it will run at once when it is woken.
     Standing,
 }
 
@@ -61,7 +61,7 @@ impl Lent {
         }
     }
 
-    /// Time until which others do not take the loan back.
+    /// Time until which the watchdog does not take the loan back.
     pub const fn until(self) -> Nanos {
         match self {
             Self::No => Nanos(0),
@@ -71,19 +71,19 @@ impl Lent {
     }
 }
 
-/// Numbers of one vCPU since it was added.
+/// Counts of one vCPU since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Time that it ran.
     pub ran: Nanos,
-    /// Number of slices that it was lent and used.
+    /// Number of slices that the vCPU got and used.
     pub boosts: u64,
-    /// Number of events that came for it.
+    /// Number of events for the vCPU.
     pub events: u64,
-    /// Number of waits longer than its deadline and two slices. For an aperiodic vCPU they count
-    /// from an event.
+    /// Number of waits longer than the deadline plus two slices. For an aperiodic vCPU a wait
+    /// counts from an event.
     pub missed: u64,
-    /// Longest wait for its processor.
+    /// Longest wait of the vCPU for its processor.
     pub longest: Nanos,
 }
 
@@ -92,10 +92,11 @@ pub struct Tally {
 pub(crate) struct Seen {
     /// Time that it ran.
     pub ran: Nanos,
-    /// If it came to run: how long it had waited before; of several times, the mean.
+    /// How long the vCPU had waited before it ran; the mean if it ran several times. `None` if it
+    /// did not start to run.
     pub waited: Option<Nanos>,
-    /// Time at which it last ran. Time that is neither running nor a finished wait counts as the
-    /// present wait, so the value is too early if the vCPU was blocked meanwhile.
+    /// Time at which the vCPU last ran. All time except run time and finished waits counts as the
+    /// present wait. If the vCPU was blocked meanwhile, the value is thus too early.
     pub left: Nanos,
 }
 
@@ -117,39 +118,39 @@ impl Refused {
 pub(crate) struct Sitter {
     pub seat: Seat,
     pub vcpu: VcpuId,
-    /// Number of its scheduling thread.
+    /// Number of the vCPU's scheduling thread.
     by: u8,
     pub lent: Lent,
     pub tally: Tally,
-    /// Number of its slices in a row of which it is unknown whether it ran.
+    /// Number of slices in a row for which it is unknown whether the vCPU ran.
     pub unsure: u8,
-    /// Whether it ran in the present slice, which is then counted.
+    /// Whether the vCPU ran in the present slice. If it did, the slice is counted.
     pub used: bool,
-    /// Whether the queue knows that it is blocked.
+    /// Whether the queue knows that the vCPU is blocked.
     pub blocked: bool,
-    /// Whether it was woken under a standing lease and waits behind others that run on loans.
+    /// Whether the vCPU was woken under a standing lease and waits behind other vCPUs with loans.
     pub waits_behind: bool,
-    /// Time at which its standing lease was last used.
+    /// Time at which the vCPU last used its standing lease.
     pub stood: Nanos,
-    /// Time of an event since which it has not run.
+    /// Time of an event after which the vCPU has not run yet.
     pub awaited: Option<Nanos>,
-    /// The view of its VM's bell, if there is one.
+    /// View of the VM's bell; `None` if the VM has no bell.
     pub ear: Option<Ear>,
-    /// Epochs since it was last seen to run.
+    /// Number of epochs in which the vCPU was not seen to run.
     pub idle: u8,
-    /// Whether the kernel refused the last loan, with the retry state.
+    /// Retry state if the kernel refused the last loan.
     pub refused: Option<Refused>,
     /// The last weight that was set, in millionths.
     pub parts: u64,
-    /// Whether it had work when the weight was set.
+    /// Whether the vCPU had work when the weight was set.
     weighed: bool,
     stat: File,
     state: File,
     last: Schedstat,
     looked: Nanos,
-    /// How long it had been waiting at the last look.
+    /// Duration of the vCPU's present wait at the last read.
     waits: Nanos,
-    /// Whether it ran at the last look.
+    /// Whether the vCPU ran at the last read.
     ran_on: bool,
     nice: i8,
     /// [`policy::set`], or a test's replacement for it.
@@ -164,7 +165,7 @@ impl Sitter {
         Self::open(&task, seat, (vcpu, by), clock::now(), policy::set)
     }
 
-    /// The same for a thread whose files are in the directory `task`.
+    /// Like [`Self::new`], for a thread whose files are in the directory `task`.
     pub fn open(
         task: &Path,
         seat: Seat,
@@ -204,7 +205,7 @@ impl Sitter {
         })
     }
 
-    /// The same thread with new parameters. An unanswered event and the state of its bell are kept.
+    /// Gives the thread new parameters. An unanswered event and the state of its bell are kept.
     pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
         let refused = None;
         // From now on its cgroup may be weighed instead of the thread, so its own nice value is
@@ -217,7 +218,8 @@ impl Sitter {
         Self { seat, vcpu, ear, refused, nice, parts: 0, ..self }
     }
 
-    /// Whether the kernel accepted the last loan, or may be asked again.
+    /// Whether a loan may be tried: the kernel accepted the last loan, or the pause after a refusal
+    /// is over.
     pub fn may_be_lent_to(&self, now: Nanos) -> bool {
         self.refused.is_none_or(|refused| now >= refused.again)
     }
@@ -233,14 +235,14 @@ impl Sitter {
         self.seat.contract.mode.is_real_time()
     }
 
-    /// Whether only an event makes it due and it is not known to be blocked, so that its state must
-    /// be read.
+    /// Whether the vCPU's state must be read. This is so if only an event makes it due and it is
+    /// not known to be blocked.
     pub fn waits_for_events(&self) -> bool {
         self.seat.contract.mode == Mode::Aperiodic && !self.blocked
     }
 
-    /// Reads how long it ran until `now`. `own` is the time for which the scheduling thread itself
-    /// kept it from running.
+    /// Reads how long the vCPU ran until `now`. `own` is the time for which the scheduling thread
+    /// itself kept the vCPU from running.
     pub fn look(&mut self, now: Nanos, own: Nanos) -> io::Result<Seen> {
         let stat = Schedstat::read_from(&self.stat)?;
         let since = |new: std::time::Duration, old| {
@@ -249,8 +251,8 @@ impl Sitter {
         let (ran, waited) = (since(stat.ran, self.last.ran), since(stat.waited, self.last.waited));
         let turns = stat.turns - self.last.turns;
         let elapsed = now.saturating_sub(std::mem::replace(&mut self.looked, now));
-        // The kernel counts a wait when it ends. If the vCPU ran since the last look, the present
-        // wait began after it, otherwise before.
+        // The kernel counts a wait when it ends. If the vCPU ran since the last read, the present
+        // wait began after that read, otherwise before it.
         let open = self.waits + elapsed;
         let waits = open.saturating_sub(ran).saturating_sub(waited);
         let most = if ran > Nanos(0) { elapsed.saturating_sub(ran) } else { open };
@@ -282,7 +284,7 @@ impl Sitter {
         Ok(Seen { ran, waited, left: now.saturating_sub(waits) })
     }
 
-    /// Whether it runs or waits for a processor; `None` if it is gone.
+    /// Whether the vCPU runs or waits for a processor; `None` if its thread is gone.
     pub fn is_runnable(&self) -> Option<bool> {
         // The state follows the name, which has at most 64 bytes.
         let mut bytes = [0; 128];
@@ -298,7 +300,7 @@ impl Sitter {
         table.put(slot, &Entry { thread, saved, by: self.by, until })
     }
 
-    /// Gives it the real-time policy of a loan.
+    /// Gives the vCPU the real-time policy of a loan.
     pub fn lend(&mut self, table: &LeaseTable, how: Lent) -> Result<(), PolicyError> {
         (self.used, self.waits_behind) = (false, false);
         let had = std::mem::replace(&mut self.lent, how);
@@ -315,7 +317,7 @@ impl Sitter {
         })
     }
 
-    /// Counts the present slice, in which it ran.
+    /// Counts the present slice, in which the vCPU ran.
     pub fn count_slice(&mut self) {
         self.tally.boosts += u64::from(!std::mem::replace(&mut self.used, true));
     }
@@ -326,12 +328,12 @@ impl Sitter {
             return Ok(());
         }
         let done = (self.set)(self.seat.thread.tid, self.fair());
-        // An entry without a loan only causes an unnecessary look of the watchdog.
+        // An entry without a loan only causes an unnecessary check by the watchdog.
         let _ = self.enter(table, Nanos(0));
         done
     }
 
-    /// Its policy while it has no loan: fair, with its weight.
+    /// The vCPU's policy while it has no loan: fair, with its weight.
     fn fair(&self) -> Policy {
         match self.seat.saved {
             Policy::Fair { slice, .. } => {
@@ -342,7 +344,7 @@ impl Sitter {
         }
     }
 
-    /// Sets its weight, unless it has that one. An error concerns its cgroup.
+    /// Sets the vCPU's weight if it differs from the present one. An error concerns the cgroup.
     pub fn weigh(&mut self, parts: u64) -> io::Result<()> {
         let works = !self.blocked;
         if (parts, works) == (self.parts, self.weighed) {
@@ -351,30 +353,32 @@ impl Sitter {
         self.weighed = works;
         let first = std::mem::replace(&mut self.parts, parts) == 0;
         let Some(nice) = self.seat.weigher.apply(parts, works)? else { return Ok(()) };
-        // A vCPU that runs once in several epochs has a credit that swings with each run, and its
-        // weight would follow. A step of nice that is left out shows in the next credits.
+        // If a vCPU runs once in several epochs, its credit swings with each run, and its weight
+        // would follow. For this reason a single step of nice is omitted; the next credits correct
+        // it.
         if !first && !self.has_deadline() && nice.abs_diff(self.nice) <= 1 {
             return Ok(());
         }
         let changed = std::mem::replace(&mut self.nice, nice) != nice;
         if changed && self.lent == Lent::No {
-            // The next look notices a thread that has gone.
+            // The next poll notices a thread that has gone.
             let _ = (self.set)(self.seat.thread.tid, self.fair());
         }
         Ok(())
     }
 
-    /// Resets its state, because it is new or the watchdog has restored it.
+    /// Resets the vCPU's state. Called if the vCPU is new or the watchdog has restored it.
     pub fn forget(&mut self, table: &LeaseTable) {
         (self.lent, self.waits_behind) = (Lent::No, false);
         self.parts = 0;
-        // Without an entry the policy is not changed, but a loan is taken back all the same.
+        // If no entry could be written, the policy is not changed, but a loan is taken back all the
+        // same.
         let entered = self.enter(table, Nanos(0)).is_ok();
         let policy = if entered { self.fair() } else { self.seat.saved };
         let _ = (self.set)(self.seat.thread.tid, policy);
     }
 
-    /// Restores its original policy.
+    /// Restores the thread's original policy.
     pub fn release(&mut self, table: &LeaseTable) {
         let _ = (self.set)(self.seat.thread.tid, self.seat.saved);
         let _ = table.clear(self.seat.slot, self.seat.thread);

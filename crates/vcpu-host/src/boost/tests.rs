@@ -13,7 +13,7 @@ use crate::policy::Policy;
 use crate::threads;
 use crate::weight::Weigher;
 
-/// A thread that waits until this is dropped.
+/// A thread that waits until this value is dropped.
 struct Waiting {
     identity: Identity,
     end: Option<std::sync::mpsc::Sender<()>>,
@@ -95,13 +95,14 @@ fn a_vm_that_comes_or_goes_leaves_the_others_accounts_alone() {
     assert!(before[0] < -10_000_000 && before[1] > 10_000_000, "{before:?}");
     let due = boost.queue.next_due(CPU);
 
-    // A third one comes.
+    // A third vCPU comes.
     let seats =
         vec![all[1].seat(1, by_credit), all[2].seat(2, by_credit), all[0].seat(0, periodic)];
     boost.seat(at(31), seats);
     assert_eq!(credits(&boost), [before[1], 0, before[0]]);
     assert_eq!(boost.queue.next_due(CPU), due, "nor is its deadline put off");
-    // It goes, and one of the others gets other parameters: it owes the same on these.
+    // The third vCPU goes, and one of the others gets other parameters. It owes the same time with
+    // the new parameters.
     let seats = vec![all[0].seat(0, Contract { weight: Weight::new(2).unwrap(), ..by_credit })];
     boost.seat(at(32), seats);
     assert_eq!(credits(&boost), [before[0]]);

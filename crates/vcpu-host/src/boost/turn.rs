@@ -15,17 +15,19 @@ use crate::policy::PolicyError;
 use crate::watchdog::STALL;
 use crate::weight;
 
-/// Added to the duration of a poll, for switching to the scheduling thread and back.
+/// Time for switching to the scheduling thread and back, which is added to the duration of a poll.
 const SWITCH: Nanos = Nanos::from_micros(20);
-/// A vCPU that was lent a slice and ran this long has had it, because the scheduling thread takes
-/// the rest. Switching to a vCPU of KVM and back takes up to 80 us with nested virtualisation.
+/// If a vCPU ran this long on a lent slice, it has used the slice, because the scheduling thread
+/// takes the rest. Switching to a vCPU of KVM and back takes up to 80 us with nested
+/// virtualisation.
 const NEARLY: Nanos = Nanos(SLICE.0 * 3 / 5);
-/// Epochs without running after which a vCPU's state is read, if all are read in each epoch.
+/// Number of epochs without running after which a vCPU's state is read, if all vCPUs are read in
+/// each epoch.
 const PATIENCE: u8 = 3;
 /// Beside this many others a vCPU runs only in every other epoch.
 const MANY: usize = 10;
 /// How often a slice is lent again if it is unknown whether the vCPU ran in it. Other due vCPUs
-/// wait that much longer, and none should wait for more than 1 ms beyond its deadline.
+/// wait for each repetition, and none should wait for more than 1 ms beyond its deadline.
 const UNSURE: u8 = 2;
 /// A vCPU that runs this long between two polls does more than answer.
 const HALF: Nanos = Nanos(SLICE.0 / 2);
@@ -70,11 +72,12 @@ impl Boost {
         }
         self.lend_and_take(now);
         if now.saturating_sub(self.next_account) > CreditTerms::EPOCH {
-            // The thread is new or stalled. Credits that were not handed out then are not owed.
+            // The thread is new or stalled. Credits for the time of the stall are not owed.
             self.next_account = now;
         }
         if now >= self.next_account {
-            // On average exactly one step per epoch, even if each is late.
+            // The step is added to the planned time, so that there is one step per epoch on
+            // average, even if each is late.
             self.next_account += CreditTerms::EPOCH;
             self.epochs = self.epochs.wrapping_add(1);
             self.account(now);
@@ -85,8 +88,8 @@ impl Boost {
         self.late = false;
     }
 
-    /// In this many epochs all vCPUs without a deadline are read: if there are many, none runs much
-    /// in one epoch.
+    /// Number of epochs in which all vCPUs without a deadline are read once. If there are many
+    /// vCPUs, none of them runs much in one epoch.
     fn turns_of_others(&self) -> usize {
         1 + self.sitters.len() / MANY
     }
@@ -114,7 +117,8 @@ impl Boost {
         self.kept |= sitter.lent != Lent::No && seen.ran > Nanos(0);
         match sitter.lent {
             Lent::Slice(since) if seen.ran == Nanos(0) => {
-                // It goes before all others and did not run, so most likely it has nothing to do.
+                // The vCPU has priority over all others and did not run, so most likely it has no
+                // work.
                 if now.saturating_sub(since) >= HALF && ask(now, queue, sitter) {
                     sitter.lent = Lent::Standing;
                 }
@@ -123,8 +127,8 @@ impl Boost {
                 sitter.count_slice();
                 if late && sitter.unsure < UNSURE {
                     // A hypervisor below took the processor, or guests enter it slowly. The
-                    // scheduling thread is late as well, and the kernel counts time as run in which
-                    // the vCPU had no turn.
+                    // scheduling thread is late as well, and the kernel's run time includes time in
+                    // which the vCPU did not run.
                     sitter.unsure += 1;
                     queue.stood(vcpu, seen.ran);
                 } else {
@@ -139,7 +143,7 @@ impl Boost {
                 queue.wake(now, vcpu, Cause::Event);
                 (sitter.blocked, sitter.waits_behind) = (false, false);
                 ran(queue, sitter, seen);
-                // It may have answered several times since the last look.
+                // The vCPU may have answered several events since the last read.
                 if seen.ran < HALF || sitter.is_runnable() == Some(false) {
                     queue.blocked(now, vcpu);
                     sitter.blocked = true;
@@ -161,8 +165,8 @@ impl Boost {
         }
     }
 
-    /// Called after a vCPU ran on a loan. A vCPU with a standing lease that was woken meanwhile
-    /// waits behind that one, and perhaps behind more. It is owed a slice within its deadline.
+    /// Called after a vCPU ran on a loan. If a vCPU with a standing lease was woken meanwhile, it
+    /// waits behind the first one, and perhaps behind more. It is owed a slice within its deadline.
     fn owe_behind(&mut self, now: Nanos) {
         for sitter in &mut self.sitters {
             let stands = sitter.lent == Lent::Standing && sitter.blocked && sitter.stood != now;
@@ -184,7 +188,7 @@ impl Boost {
                 (sitter.blocked || sitter.waits_behind) && may && stands(now, &self.queue, sitter);
             let done = match sitter.lent {
                 _ if stays => sitter.lend(&self.parts.table, Lent::Slice(now)),
-                // Lent for an event a moment ago, while no other vCPU is due.
+                // The slice was lent for an event a moment ago, and no other vCPU is due.
                 Lent::Slice(since) if due.is_none() && now.saturating_sub(since) < HALF => Ok(()),
                 Lent::Slice(_) => sitter.take_back(&self.parts.table),
                 Lent::Standing if !lending || !stands => sitter.take_back(&self.parts.table),
@@ -223,15 +227,15 @@ impl Boost {
         }
     }
 
-    /// Time at which there is something to do next. vCPUs with loans are examined in the next slot.
+    /// Time of the next poll. vCPUs with loans are examined in the next slot.
     pub(super) fn next(&self, now: Nanos) -> Nanos {
         let slot = Nanos((now.0 / SLICE.0 + 1) * SLICE.0);
         let stand = |sitter: &&Sitter| sitter.lent == Lent::Standing;
         let beside = self.sitters.iter().filter(stand).count() > 1;
         let watched = |sitter: &Sitter| match sitter.lent {
             Lent::Slice(_) => true,
-            // If all is quiet, a look costs more than the tick of time that a vCPU could take from
-            // others. But another one that is woken must not wait for it.
+            // If no other vCPU is active, a poll costs more than the tick of time that a vCPU could
+            // take from others. But if another vCPU is woken, it must not wait for the tick.
             Lent::Standing => beside || now.saturating_sub(sitter.stood) < CreditTerms::TICK,
             Lent::No => false,
         };
@@ -242,13 +246,13 @@ impl Boost {
         };
         let due = match self.queue.next_due(CPU) {
             _ if self.sitters.iter().any(watched) => slot,
-            // A due slice at a later time can wait for that poll, because waking costs more than
-            // the work.
+            // A slice that becomes due later can wait for the quiet poll, because a wake-up costs
+            // more than the work.
             Some(due) if self.may_lend() => due.min(quiet + CreditTerms::TICK),
             _ => quiet,
         };
-        // A blocked vCPU that cannot pay gets its standing lease at that time, and not at a tick
-        // after it.
+        // If a blocked vCPU cannot pay yet, it gets its standing lease at the time when it can, and
+        // not at a later tick.
         let stands = |sitter: &Sitter| {
             let contract = &sitter.seat.contract;
             let waits = sitter.blocked && sitter.lent == Lent::No && sitter.may_be_lent_to(now);
@@ -264,8 +268,8 @@ impl Boost {
         // The counter must be able to exceed the limit.
         let patience = PATIENCE.saturating_mul(turns).min(u8::MAX - 1);
         for sitter in &mut self.sitters {
-            // Of many vCPUs with work, each runs in one of several epochs only. Reading its state
-            // costs more than all else that is done for it.
+            // If many vCPUs have work, each runs only in one of several epochs. Reading a vCPU's
+            // state costs more than all other work for it.
             sitter.idle = sitter.idle.saturating_add(1);
             if sitter.idle > patience && !sitter.blocked && !ask(now, &mut self.queue, sitter) {
                 sitter.idle = 0;
@@ -285,10 +289,10 @@ impl Boost {
         }
     }
 
-    /// Reads for which VMs events came, and lends at once to those that compute and can pay.
+    /// Reads for which VMs events came, and lends at once to their vCPUs that compute and can pay.
     pub(super) fn events(&mut self, now: Nanos) {
         let mut name = [0; 256];
-        // Bounded, so that a stream of datagrams cannot keep the thread from polling.
+        // The loop is bounded, so that a stream of datagrams cannot keep the thread from polling.
         for _ in 0..64 {
             let Ok(length) = self.parts.events.recv(&mut name) else { return };
             let named = |at: &usize| self.sitters[*at].seat.vm.as_bytes() == &name[..length];
@@ -302,7 +306,7 @@ impl Boost {
         }
     }
 
-    /// Reads which bells were rung, and asks to be woken for those that may be acted on.
+    /// Reads which bells were rung, and requests wake-ups for bells whose vCPUs may get a loan.
     pub(super) fn listen(&mut self, now: Nanos) {
         let waits = self.may_lend() && self.sitters.len() > 1;
         // In reverse order, because the last vCPU replaces one that has gone.
@@ -311,7 +315,7 @@ impl Boost {
                 self.event(now, at);
             }
             let Some(sitter) = self.sitters.get_mut(at) else { continue };
-            // One event is enough, and a vCPU with a loan already runs for it.
+            // One event is enough, and a vCPU with a loan already runs for the event.
             let wants = waits && sitter.lent == Lent::No && sitter.awaited.is_none();
             if wants && sitter.may_be_lent_to(now) && sitter.ear.as_mut().is_some_and(Ear::summon) {
                 self.event(now, at);
@@ -328,7 +332,7 @@ impl Boost {
         if sitter.seat.contract.mode == Mode::None || sitter.lent == Lent::Standing {
             return;
         }
-        // What it ran until now was not for this event, and must not count as the answer to it.
+        // The vCPU's run time until now was not for this event, and must not count as the answer.
         match sitter.look(now, own) {
             Ok(seen) => self.saw(now, at, seen, false),
             Err(error) => return self.drop_out(now, at, &error),
@@ -348,13 +352,13 @@ impl Boost {
     }
 }
 
-/// Whether it may run before its turn for what wakes it.
+/// Whether the vCPU can pay to run before its turn when an event wakes it.
 fn pays(queue: &DoubleQueue, vcpu: VcpuId) -> bool {
     queue.book().class(vcpu) != Class::Over || queue.book().reserve(vcpu) > 0
 }
 
-/// Whether a blocked vCPU may run at once when it is woken: if it can pay. A periodic one that
-/// cannot may do so once in its deadline, because its share paid for that at admission.
+/// Whether a blocked vCPU may run at once when it is woken, because it can pay. A periodic vCPU
+/// that cannot pay may do so once per deadline, because admission reserved that time.
 fn stands(now: Nanos, queue: &DoubleQueue, sitter: &Sitter) -> bool {
     let contract = &sitter.seat.contract;
     let again = sitter.stood + contract.deadline;
@@ -370,7 +374,7 @@ fn ran(queue: &mut DoubleQueue, sitter: &Sitter, Seen { ran, left, .. }: Seen) {
     }
 }
 
-/// Whether it has no work according to the kernel. Reports the answer to the queue.
+/// Whether the vCPU has no work according to the kernel. Reports the answer to the queue.
 fn ask(now: Nanos, queue: &mut DoubleQueue, sitter: &mut Sitter) -> bool {
     let blocked = sitter.is_runnable() == Some(false);
     if blocked {

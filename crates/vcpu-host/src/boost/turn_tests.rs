@@ -1,6 +1,6 @@
-//! Polls over a simulated processor. It runs threads as Linux would, by the loans of the scheduling
-//! thread, and writes the files that the scheduling thread reads. Neither threads nor time are
-//! real.
+//! Polls over a simulated processor. The simulation runs threads as Linux would, by the loans of
+//! the scheduling thread, and writes the files that the scheduling thread reads. Neither threads
+//! nor time are real.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,12 +21,12 @@ use crate::weight::Weigher;
 
 /// Time by which a step advances the simulated processor.
 const STEP: Nanos = Nanos::from_micros(50);
-/// Time that the fair class lets a thread run before the next.
+/// Time for which the fair class lets a thread run before the next thread.
 const FAIR: Nanos = Nanos::from_millis(3);
 const MS: u64 = 1_000_000;
 const BEGIN: Nanos = Nanos::from_secs(1_000);
 
-/// The repeated behaviour of a thread: how long it sleeps, and how much it then has to do. A thread
+/// The repeated behaviour of a thread: how long it sleeps, and how much work it then has. A thread
 /// that does not sleep always has work.
 #[derive(Clone, Debug)]
 struct Guest {
@@ -38,24 +38,24 @@ struct Guest {
 /// State of a thread.
 #[derive(Debug)]
 struct Thread {
-    /// Its `schedstat` and `stat`.
+    /// The thread's `schedstat` and `stat` files.
     files: [File; 2],
-    /// What was last written there.
+    /// Last content of these files.
     written: [String; 2],
     ran: Nanos,
     waited: Nanos,
     turns: u64,
-    /// Present step of its script.
+    /// Present step of the thread's script.
     at: usize,
     asleep_until: Option<Nanos>,
     to_do: Nanos,
-    /// Time since which it waits to run.
+    /// Time since which the thread waits to run.
     since: Nanos,
-    /// Priority by its loan at the last look.
+    /// Priority of the thread's loan at the last step.
     priority: u8,
-    /// Whether it had a standing lease when it was woken, and still has its loan.
+    /// Whether the thread had a standing lease when it was woken, and still has its loan.
     woken_to_run: bool,
-    /// Time it has been running on a standing lease while another thread had one.
+    /// Time for which the thread has run on a standing lease while another thread had one too.
     used: Nanos,
     /// Longest value of `used`.
     used_most: Nanos,
@@ -92,7 +92,7 @@ impl Thread {
         self.asleep_until.is_none()
     }
 
-    /// Writes its state to the files of procfs.
+    /// Writes the thread's state to its files.
     fn write(&mut self) {
         let Self { ran, waited, turns, .. } = self;
         let state = if self.asleep_until.is_none() { 'R' } else { 'S' };
@@ -201,7 +201,7 @@ impl World {
         if goes_on.is_some() {
             return;
         }
-        // A preempted thread stays in front; one whose turn is over goes behind.
+        // A preempted thread stays in front. If its turn is over, it goes to the end.
         if let Some(was) = self.running.take().filter(|at| self.threads[*at].is_runnable()) {
             self.threads[was].since = now;
             if self.priority(was) < top {
@@ -235,7 +235,8 @@ impl World {
                 thread.woken_to_run = stands;
                 self.queue.push_back(at);
             }
-            // A loan that was taken back for lack of credits is no promise any more.
+            // If a loan was taken back for lack of credits, the thread need not run at once any
+            // more.
             self.threads[at].woken_to_run &= !nothing;
         }
         self.choose(now);
@@ -289,7 +290,7 @@ fn hog() -> Guest {
     Guest { mode: Mode::None, deadline_ms: 0, script: vec![(Nanos(0), us(10_000_000))] }
 }
 
-/// A thread that has little to do first, so that it can pay for much at once later.
+/// A thread that has little work first, so that it can pay for much work at once later.
 fn sleeper(deadline_ms: u64, until_ms: u64, work_ms: u64) -> Guest {
     let script = vec![
         (Nanos(0), us(100)),
@@ -299,8 +300,8 @@ fn sleeper(deadline_ms: u64, until_ms: u64, work_ms: u64) -> Guest {
     Guest { mode: Mode::Periodic, deadline_ms, script }
 }
 
-/// Half a slice, in which the vCPU may only have answered, and another one, at whose end the thread
-/// sees that it continues.
+/// The sum of half a slice and a slice. In the first half the vCPU may only have answered. At the
+/// end of the slice the scheduling thread sees that the vCPU continues.
 const A_SLICE_AND_A_HALF: Nanos = Nanos(SLICE.0 * 3 / 2);
 
 #[test]
@@ -347,7 +348,7 @@ fn guests() -> impl Strategy<Value = Vec<Guest>> {
     let one = one.prop_map(|(mode, deadline_ms, script)| Guest { mode, deadline_ms, script });
     let some = (prop::collection::vec(one, 2..8), 0_usize..3);
     some.prop_map(|(guests, hogs)| {
-        // As many deadlines as are admitted.
+        // The test uses as many deadlines as are admitted.
         let share_ppm = 1_000_000 / (u64::try_from(guests.len() + hogs).unwrap());
         let (mut kept, mut claims) = (Vec::new(), Vec::new());
         for guest in guests {
@@ -365,9 +366,9 @@ fn guests() -> impl Strategy<Value = Vec<Guest>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// However many vCPUs have standing leases and whenever they are woken: beside another one,
-    /// none is used for longer than a slice and a half, and each runs within its deadline and two
-    /// slices.
+    /// Any number of vCPUs have standing leases and are woken at any time. Beside another lease, no
+    /// lease is used for longer than a slice and a half. Each vCPU runs within its deadline plus
+    /// two slices.
     #[test]
     fn a_standing_lease_keeps_nobody_from_its_own(guests in guests()) {
         prop_assume!(guests.len() > 1);

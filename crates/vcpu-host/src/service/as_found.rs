@@ -1,11 +1,11 @@
 //! The original state of threads and cgroups: recorded before they are changed, restored when they
 //! leave.
 //!
-//! State that cannot be recorded where the watchdog finds it is not changed. A released slot of the
-//! table is unused until the next look, and then other free slots come first, because the previous
-//! user may still be about to remove its entry. The same holds for a cgroup by which no VM is
-//! weighed any more, because a scheduling thread may set its weight once more before it gets the
-//! order.
+//! If a state cannot be recorded for the watchdog, it is not changed. A released slot of the table
+//! stays unused until the next look, and then other free slots are used first. The reason is that
+//! the previous user may still be about to remove its entry. If no VM is weighed by a cgroup any
+//! more, the cgroup is also kept. A scheduling thread may set its weight once more before it
+//! receives the order.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -35,7 +35,7 @@ pub(super) struct AsFound {
     noted: Nanos,
 }
 
-/// Time after which an order has been executed, or its receiver stalls.
+/// Time after which an order has been executed or its receiver has stalled.
 const TOLD: Nanos = Nanos::from_millis(200);
 
 impl AsFound {
@@ -64,13 +64,14 @@ impl AsFound {
         self.threads.get(thread).copied()
     }
 
-    /// The processors that the thread might use originally.
+    /// The processors that the thread could use originally.
     pub fn cpus(&self, thread: &Identity) -> Option<&[u32]> {
         let mut all = self.before.affinities.iter();
         all.find(|(other, _)| other == thread).map(|(_, cpus)| cpus.as_slice())
     }
 
-    /// Called at a later look, when earlier orders have been executed.
+    /// Frees the released slots and cgroups at a later look, when earlier orders have been
+    /// executed.
     pub fn settle(&mut self, now: Nanos, dir: &Path) -> io::Result<()> {
         if now.saturating_sub(self.noted) < TOLD {
             return Ok(());
@@ -94,7 +95,8 @@ impl AsFound {
     /// the table has no room.
     ///
     /// # Errors
-    /// The state cannot be recorded. Nothing changes then, and new threads may not be changed.
+    /// The state cannot be recorded. In that case nothing changes, and new threads must not be
+    /// changed.
     pub fn note(
         &mut self,
         now: Nanos,
@@ -137,8 +139,8 @@ impl AsFound {
         Ok(without)
     }
 
-    /// Forgets the threads that are not in the list. A living one gets its processors back here;
-    /// the scheduling thread restores its policy.
+    /// Forgets the threads that are not in the list. This function restores the processors of a
+    /// living thread; the scheduling thread restores its policy.
     fn leave(&mut self, threads: &[Identity]) {
         let gone: Vec<Identity> =
             self.threads.keys().copied().filter(|each| !threads.contains(each)).collect();
@@ -158,7 +160,8 @@ impl AsFound {
     }
 }
 
-/// A policy that a scheduler lent and whose table is gone is not an original policy.
+/// The original policy of a thread. If a scheduler lent the found policy and its table is gone, the
+/// found policy is not the original one.
 fn unlent(thread: Identity, found: Policy) -> Policy {
     let ours = |priority| found == Policy::Fifo { priority };
     if !ours(LENT) && !ours(STANDING) {

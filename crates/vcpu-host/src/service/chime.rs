@@ -1,4 +1,4 @@
-//! Finds which VMs have bells. The switch may start, stop and start again at any time.
+//! Finds the VMs that have bells. The switch may start and stop at any time.
 
 use std::io;
 use std::sync::Arc;

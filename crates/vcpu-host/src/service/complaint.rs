@@ -12,14 +12,14 @@ use crate::lease::Identity;
 /// Reason for which a vCPU does not get what its VM requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Complaint {
-    /// The text of the scheduling thread.
+    /// A complaint with the text of the scheduling thread.
     Told(String),
-    /// Its cgroup has no real-time budget.
+    /// The vCPU's cgroup has no real-time budget.
     NoBudget,
 }
 
 /// The present complaint about a VM's vCPUs. Cgroups and budgets are read each time, because
-/// libvirt moves threads and others write budgets.
+/// libvirt moves threads and other programs write budgets.
 pub(super) fn text(member: &Member) -> Option<String> {
     let complaints = member.complaints.iter();
     let mut there = complaints.filter(|(thread, _)| member.threads.contains(thread));
@@ -47,8 +47,8 @@ fn no_budget(member: &Member, thread: Identity) -> String {
     )
 }
 
-/// Budgets that its vCPUs need in their cgroups. The kernel gives several vCPUs of one cgroup on
-/// different processors the whole budget each, so the processor with the most of them counts.
+/// Budgets that the VM's vCPUs need in their cgroups. The kernel grants the whole budget on each
+/// processor. If a cgroup has vCPUs on several processors, the processor with most of them counts.
 fn needs(member: &Member) -> Vec<(PathBuf, u64)> {
     let Some(seated) = member.seated.as_ref().filter(|it| it.contract.mode != Mode::None) else {
         return Vec::new();

@@ -12,7 +12,7 @@ use crate::state::{CpuState, VcpuState};
 /// Longest wait that is recorded exactly, in nanoseconds: a minute.
 const LONGEST: u64 = 60_000_000_000;
 
-/// All that was reported about vCPUs.
+/// Sums of all reports about vCPUs.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     threads: HashMap<Identity, Measured>,
@@ -21,10 +21,11 @@ pub(crate) struct Gauge {
 
 #[derive(Debug)]
 struct Measured {
-    /// `None` only if the histogram's bounds were refused, which they are not.
+    /// Histogram of waits. It is `None` only if the histogram's bounds are refused, which does not
+    /// happen.
     waits: Option<Histogram<u64>>,
     last: VcpuReport,
-    /// Its run time when the VMs of its processor last changed.
+    /// The vCPU's run time when the VMs of its processor last changed.
     base: Nanos,
 }
 
@@ -61,7 +62,7 @@ impl Gauge {
         threads.iter().map(ran).sum()
     }
 
-    /// State of a vCPU on `cpu`, where all together ran for `all` nanoseconds.
+    /// State of a vCPU on `cpu`. All vCPUs of that processor together ran for `all` nanoseconds.
     pub fn vcpu(&self, thread: Identity, cpu: u32, share_ppm: u64, all: u64) -> VcpuState {
         let entitled_percent = float(share_ppm) / 10_000.0;
         let empty = VcpuState { tid: thread.tid, cpu, entitled_percent, ..VcpuState::default() };

@@ -1,8 +1,9 @@
-//! vCPUs that the kernel itself serves: sets, keeps and restores their policies.
+//! vCPUs with reservations, which the kernel itself serves. This module sets, keeps and restores
+//! their policies.
 //!
 //! The entry in the table is written before the policy is set, and removed after it was restored.
-//! It has a slot of its own, because a scheduling thread may still be about to remove the entry
-//! that it had. A policy that others changed is set again at the next look.
+//! The entry has a new slot, because a scheduling thread may still be about to remove the thread's
+//! old entry. If another program changed the policy, it is set again at the next look.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ use crate::threads;
 pub(super) struct Found {
     pub thread: Identity,
     pub saved: Policy,
-    /// The processors that it might use.
+    /// The processors that the thread could use originally.
     pub cpus: Vec<u32>,
 }
 
@@ -33,7 +34,7 @@ struct One {
     slot: usize,
     found: Found,
     granted: Granted,
-    /// Its run time, and the time of that reading, when the VMs last changed.
+    /// The thread's run time when the VMs last changed, and the time of that reading.
     base: (Nanos, Nanos),
 }
 
@@ -64,7 +65,7 @@ impl Held {
         self.all.get(&thread).map(|one| one.slot)
     }
 
-    /// Present run time of the reservation; 0 without one. Reductions are to be set before
+    /// Present run time of the reservation; 0 without one. The caller must set reductions before
     /// increases.
     pub fn runtime(&self, thread: Identity) -> Nanos {
         self.all.get(&thread).map_or(Nanos(0), |one| one.granted.runtime)
@@ -87,7 +88,7 @@ impl Held {
         done
     }
 
-    /// Records the entry. Without one that survives this process nothing is set.
+    /// Records the entry. If the entry cannot be recorded, no policy is set.
     fn enter(&self, one: &One) -> Result<(), PolicyError> {
         let Found { thread, saved, .. } = one.found;
         let noted = self.table.put(one.slot, &Entry { thread, saved, by: 0, until: HELD });
@@ -112,8 +113,8 @@ impl Held {
         gone.into_iter().filter_map(|thread| self.release(thread)).collect()
     }
 
-    /// Sets policies again that others changed. Returns the threads that were refused, with the
-    /// reason.
+    /// Sets policies again that other programs changed. Returns the threads that the kernel
+    /// refused, with the reason.
     pub fn keep(&self) -> Vec<(Identity, String)> {
         let has = |one: &One| policy::get(one.found.thread.tid).ok() == Some(wanted(one.granted));
         let lost = self.all.values().filter(|one| !has(one));
@@ -150,7 +151,7 @@ impl Held {
     }
 }
 
-/// Sets the policy. A deadline thread needs all the processors that it had originally.
+/// Sets the policy. A deadline thread must be allowed on all its original processors.
 fn set(one: &One) -> Result<(), PolicyError> {
     let Found { thread, cpus, .. } = &one.found;
     let (tid, policy) = (thread.tid, wanted(one.granted));

@@ -1,8 +1,9 @@
 //! The scheduler as a service: finds VMs, seats them, keeps the watchdog running, and reports.
 //!
-//! The service expects the death of any part. It waits for a VM that is gone. The watchdog handles
-//! a scheduling thread that stalls. Without a watchdog nothing is lent until there is a new one. At
-//! the start, it restores what a previous scheduler left behind.
+//! The service expects the death of any part. If a VM is gone, the service waits for it. If a
+//! scheduling thread stalls, the watchdog restores its threads. If the watchdog is dead, nothing is
+//! lent until a new one runs. At its start, the service restores the threads and cgroups that a
+//! previous scheduler left changed.
 
 mod as_found;
 mod chime;
@@ -51,7 +52,7 @@ use roster::Roster;
 const LOOK_MS: u16 = 500;
 /// Time that a scheduling thread may take to execute an order; it polls at least every 40 ms.
 const OBEYED_WITHIN: Duration = Duration::from_millis(500);
-/// Number of reports that may wait to be read; each scheduling thread sends one a second.
+/// Number of reports that may wait to be read. Each scheduling thread sends one report per second.
 const REPORTS: usize = 256;
 
 /// Reason for which the scheduler did not start, or ended.
@@ -64,7 +65,7 @@ pub enum ServiceError {
     /// The run directory cannot be used.
     #[error("{dir}: {source}; set [vcpu] `run_dir` to a directory on a tmpfs")]
     Directory { dir: String, source: io::Error },
-    /// The scheduler's files are gone, or belong to another one.
+    /// The scheduler's files are gone, or belong to another scheduler.
     #[error(
         "{dir}: files of this scheduler were removed or replaced, so that nobody could put right \
          what it would leave; all vCPUs were given back. Start it again, and keep others out of \
@@ -99,7 +100,7 @@ struct Service<'a> {
     chime: Chime,
     gauge: Gauge,
     loops: Vec<Loop>,
-    /// The processor of the scheduling thread that has each thread.
+    /// The processor on which each thread is scheduled.
     seated: HashMap<Identity, u32>,
     reports: Receiver<Report>,
     lending: Arc<AtomicBool>,
@@ -126,7 +127,7 @@ pub fn run(
     ends.add(Signal::SIGTERM);
     ends.add(Signal::SIGINT);
     ends.add(Signal::SIGHUP);
-    // Before any thread is made, so that all have the signals blocked.
+    // The signals are blocked before any thread is made, so that all threads inherit the mask.
     ends.thread_block()?;
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     step_aside(&config.cpus);
@@ -176,8 +177,9 @@ pub fn run(
     ended.and(stopped)
 }
 
-/// Moves this thread, and the watchdog that it will start, off the scheduled processors if they may
-/// use others. Beside guests they would wait, and while this thread waits it cannot die.
+/// Moves this thread, and the watchdog that it will start, off the scheduled processors, if other
+/// processors are allowed. On a scheduled processor they would wait for guests, and a waiting
+/// thread cannot die.
 fn step_aside(cpus: &[u32]) {
     let mine = as_found::processors(0).unwrap_or_default();
     let others: Vec<u32> = mine.into_iter().filter(|cpu| !cpus.contains(cpu)).collect();
@@ -211,7 +213,8 @@ pub fn hang_up(dir: &Path) -> io::Result<()> {
     Ok(kill(Pid::from_raw(pid), Signal::SIGHUP)?)
 }
 
-/// Restores what the previous scheduler left, and creates a new table.
+/// Restores the threads and cgroups that the previous scheduler left changed, and creates a new
+/// table.
 fn prepare(taken: &RunDir) -> io::Result<Arc<LeaseTable>> {
     let dir = taken.path();
     if statfs(dir)?.filesystem_type() != TMPFS_MAGIC {
@@ -297,7 +300,7 @@ impl Service<'_> {
         }
     }
 
-    /// Whether the files still exist by which the watchdog or the next scheduler would restore
+    /// Whether the files still exist that the watchdog or the next scheduler needs to restore
     /// everything.
     fn has_its_files(&self) -> bool {
         let socket = |at| self.dir.path().join(format!("{SOCKET_PREFIX}{at}"));
@@ -305,7 +308,7 @@ impl Service<'_> {
             && (0..self.config.cpus.len()).all(|at| socket(at).exists())
     }
 
-    /// Orders the scheduling threads to schedule the present vCPUs, if these have changed.
+    /// Orders the scheduling threads to schedule the present vCPUs, if the vCPUs have changed.
     fn seat(&mut self) -> bool {
         if !self.roster.look(&self.config) {
             return false;
@@ -349,7 +352,8 @@ impl Service<'_> {
         (0..told).all(|_| done.recv_timeout(OBEYED_WITHIN).is_ok())
     }
 
-    /// Sends them the bells, if these have changed or the threads have new vCPUs.
+    /// Sends the scheduling threads the bells, if the bells have changed or the threads have new
+    /// vCPUs.
     fn give_bells(&mut self, seated: bool) {
         if !self.chime.look(&self.config) && !seated {
             return;
@@ -393,7 +397,7 @@ impl Service<'_> {
         self.gauge.add(report);
     }
 
-    /// Restarts a dead watchdog. Nothing is lent without one.
+    /// Restarts a dead watchdog. Without a watchdog nothing is lent.
     fn guard(&mut self) {
         if self.watchdog.as_mut().is_some_and(Watchdog::is_alive) {
             return;
@@ -426,7 +430,7 @@ impl Service<'_> {
         }
     }
 
-    /// Gives everything back.
+    /// Ends the scheduling threads and restores everything.
     fn stop(&mut self) -> Result<(), ServiceError> {
         let mut ended = Ok(());
         for Loop { cpu, orders, thread } in self.loops.drain(..) {
@@ -435,7 +439,8 @@ impl Service<'_> {
                 ended = Err(ServiceError::Boost { cpu, source });
             }
         }
-        // Released before the processors are restored, because a deadline thread keeps all of them.
+        // Reservations are released before the processors are restored, because a deadline thread
+        // cannot lose processors.
         self.roster.release();
         self.roster.found.put_back();
         if self.has_its_files() {

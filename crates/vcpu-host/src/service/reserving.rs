@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::lease::Identity;
 use crate::policy::PolicyError;
 
-/// Part of each processor that this kernel admits, in millionths.
+/// Part of each processor that this kernel admits for reservations, in millionths.
 fn kernel_limit_ppm() -> u64 {
     let read = |name| {
         let text = std::fs::read_to_string(Path::new("/proc/sys/kernel").join(name)).ok()?;
@@ -22,8 +22,8 @@ fn kernel_limit_ppm() -> u64 {
 }
 
 impl Roster {
-    /// Reserves the time that VMs requested as far as it fits. A refused VM continues by weight,
-    /// which changes the sum, so the plan is made again.
+    /// Reserves the time that VMs requested, as far as it fits. A refused VM runs by weight
+    /// instead. This changes the sum, so the plan is made again.
     pub(super) fn reserve(&mut self, config: &Config) -> Taken {
         for member in &mut self.members {
             member.refused = None;
@@ -82,7 +82,7 @@ impl Roster {
                 continue;
             };
             self.found.give_up([slot]);
-            // The next look finds a thread that is gone.
+            // If the thread is gone, the next look notices it.
             if !matches!(error, PolicyError::Gone { .. }) {
                 return Some((at, error.to_string()));
             }
@@ -90,8 +90,8 @@ impl Roster {
         None
     }
 
-    /// Sets policies again that others changed. Returns true if that was refused, so that all must
-    /// be seated again.
+    /// Sets policies again that other programs changed. Returns true if the kernel refused one, so
+    /// that all VMs must be seated again.
     pub(super) fn keep(&mut self) -> bool {
         let lost = self.held.keep();
         for (thread, why) in &lost {

@@ -27,16 +27,16 @@ use crate::weight::{GroupWeight, Weigher};
 #[derive(Debug, Default)]
 pub(super) struct Member {
     pub(super) threads: Vec<Identity>,
-    /// The cgroups of its threads, as in `/proc/PID/cgroup`.
+    /// The cgroups of the VM's threads, as in `/proc/PID/cgroup`.
     groups: Vec<String>,
     pub(super) seated: Option<Seated>,
-    /// Reservation of its vCPUs.
+    /// Reservation of the VM's vCPUs.
     pub(super) granted: Option<Granted>,
     /// Reason for which a requested reservation was refused.
     pub(super) refused: Option<String>,
-    /// Reason for which it does not run, or does not have what it requested.
+    /// Reason why the VM does not run, or does not get the time that it requested.
     pub(super) problem: Option<String>,
-    /// Complaints of scheduling threads about its vCPUs since it was seated.
+    /// Complaints of scheduling threads about the VM's vCPUs since the VM was seated.
     pub(super) complaints: Vec<(Identity, Complaint)>,
     /// The last complaint that was logged.
     logged: Option<String>,
@@ -60,7 +60,7 @@ pub(super) struct Roster {
 struct Weighers {
     of: HashMap<Identity, Weigher>,
     groups: Vec<Cgroup>,
-    /// For each VM, the directory below which alone its weight counts.
+    /// For each VM, the directory below which its weight counts; `None` if it counts everywhere.
     within: Vec<Option<PathBuf>>,
 }
 
@@ -76,8 +76,8 @@ impl Roster {
         }
     }
 
-    /// Adopts a new list of VMs. A VM with the same name and source keeps its threads; the threads
-    /// of others leave at the next look.
+    /// Adopts a new list of VMs. A VM with the same name and source keeps its threads. The threads
+    /// of other VMs leave at the next look.
     pub fn take_over(&mut self, before: &Config, config: &Config) {
         let mut members: HashMap<&String, Member> =
             before.vms.iter().map(|vm| &vm.name).zip(self.members.drain(..)).collect();
@@ -137,8 +137,8 @@ impl Roster {
         changed | self.keep()
     }
 
-    /// Places all VMs, and returns the vCPUs of each processor. `None` if nothing may be changed
-    /// now.
+    /// Assigns all VMs to processors, and returns the vCPUs of each processor. `None` if no thread
+    /// may be changed now.
     pub fn seats(&mut self, config: &Config) -> Option<HashMap<u32, Vec<Seat>>> {
         let weighers = self.weighers();
         let without = self.note(config, &weighers)?;
@@ -190,11 +190,12 @@ impl Roster {
     }
 
     /// Records the state of threads and cgroups before their first change. Returns the threads for
-    /// which there is no room.
+    /// which the table has no room.
     fn note(&mut self, config: &Config, weighers: &Weighers) -> Option<Vec<Identity>> {
         let threads: Vec<Identity> =
             self.members.iter().flat_map(|member| member.threads.iter().copied()).collect();
-        // Released before the processors are restored, because a deadline thread keeps all of them.
+        // Reservations are released before the processors are restored, because a deadline thread
+        // cannot lose processors.
         let slots = self.held.release_all(|thread| threads.contains(&thread));
         self.found.give_up(slots);
         let groups: Vec<&Cgroup> = weighers.groups.iter().collect();
@@ -226,8 +227,8 @@ impl Roster {
         self.looked = false;
     }
 
-    /// How weights are set: by the cgroup that divides between a VM and the others, or else by nice
-    /// values.
+    /// Decides how weights are set: by the cgroup that divides between a VM and the others,
+    /// otherwise by nice values.
     fn weighers(&self) -> Weighers {
         let homes: Vec<Option<PathBuf>> =
             self.members.iter().map(|member| divide::home(&member.threads)).collect();
@@ -304,7 +305,8 @@ impl Roster {
                 .map(|(thread, _)| *thread)
                 .collect()
         };
-        // A thread with a reservation runs anywhere, so each processor counts a part of its time.
+        // A thread with a reservation runs on any processor, so each processor counts an equal part
+        // of its time.
         let apart = self.held.ran() / u64::try_from(config.cpus.len()).unwrap_or(1).max(1);
         let all: HashMap<u32, u64> =
             config.cpus.iter().map(|cpu| (*cpu, gauge.ran(&on(*cpu)) + apart)).collect();
@@ -335,7 +337,7 @@ fn groups_of(thread: &Identity) -> String {
     std::fs::read_to_string(format!("/proc/{}/cgroup", thread.tid)).unwrap_or_default()
 }
 
-/// The cgroup below `group` that contains only this vCPU, as libvirt makes them.
+/// The cgroup below `group` that contains only this vCPU, as libvirt creates it.
 fn leaf(thread: Identity, group: &Cgroup) -> Option<Cgroup> {
     let leaf = Cgroup::dividing(thread.tid).ok()?;
     let is_below = leaf.path() != group.path() && leaf.path().starts_with(group.path());

@@ -1,5 +1,5 @@
-//! Weights and budgets of real cgroups: reported if missing, set, restored, and not needed when the
-//! cgroup goes. Skipped where no cgroup can be made.
+//! Tests of weights and budgets of real cgroups. Missing budgets are reported, weights are set and
+//! restored, and a cgroup may disappear. The tests are skipped if no cgroup can be made.
 
 use std::path::PathBuf;
 
@@ -75,7 +75,7 @@ fn a_cgroup_without_a_real_time_budget_is_told_with_its_remedy() {
     let deadline = Policy::Deadline { runtime, period, reclaim: false };
     policy::set(guest.id(), deadline).unwrap();
     policy::set(guest.id(), Policy::DEFAULT).unwrap();
-    // Follows the remedy.
+    // The test follows the remedy.
     std::fs::write(budget, "300000").unwrap();
     policy::set(guest.id(), fifo).unwrap();
     policy::set(guest.id(), Policy::DEFAULT).unwrap();
@@ -84,7 +84,7 @@ fn a_cgroup_without_a_real_time_budget_is_told_with_its_remedy() {
 }
 
 /// libvirt creates a vCPU's thread in one cgroup and moves it to another. The remedy names the
-/// present one, satisfies the kernel, and works without a notice to the scheduler.
+/// present cgroup, satisfies the kernel, and works without a notice to the scheduler.
 #[test]
 fn a_vcpu_without_budget_is_reported_with_its_need_and_retried() {
     let Some((_guard, dir)) = prepare("again") else { return };
@@ -114,7 +114,8 @@ fn a_vcpu_without_budget_is_reported_with_its_need_and_retried() {
     told(&emulator);
     vcpu0.take(&guest);
     let why = told(&vcpu0);
-    // By the remedy: twice 0.5 ms in 8 are 125,000 us in a second, in the parent first.
+    // The remedy asks for twice 0.5 ms in 8 ms, which are 125,000 us in a second. The parent comes
+    // first.
     let files = [&scope, &vcpu0].map(|group| group.0.join("cpu.rt_runtime_us"));
     let [first, then] = files.each_ref().map(|file| file.display());
     let remedy = format!("write 125000 into {first}, then 125000 into {then};");
@@ -143,7 +144,7 @@ fn the_weight_of_a_cgroup_is_set_and_put_back_by_stop_and_by_the_watchdog() {
     let before = first.weight();
     let text = first.vm("vcpu_weight = 3") + &second.vm("");
     let mut scheduler = Scheduler::with(&dir, &text);
-    // 3 of 4 are about one and a half times the average.
+    // A weight of 3 in a sum of 4 is about one and a half times the average.
     until("weights", || {
         (first.weight() != before && second.weight() < first.weight()).then_some(())
     });
@@ -168,7 +169,7 @@ fn the_weight_of_a_cgroup_is_set_and_put_back_by_stop_and_by_the_watchdog() {
 fn the_cgroup_that_divides_between_vms_is_weighed_and_not_its_leaf() {
     let Some((_guard, dir)) = prepare("leaf") else { return };
     let (Some(first), Some(second)) = (Group::make("scope"), Group::make("beside")) else { return };
-    // As libvirt does: a leaf for each vCPU below the VM's own cgroup.
+    // The test creates a leaf for each vCPU below the VM's own cgroup, as libvirt does.
     let leaf = Group(first.0.join("vcpu0"));
     std::fs::create_dir(&leaf.0).unwrap();
     let (one, two) = (Guest::start(), Guest::start());

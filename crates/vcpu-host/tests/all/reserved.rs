@@ -1,5 +1,5 @@
 //! Reservations on real threads: the kernel grants them, keeps them beside hogs, and gets them back
-//! however the scheduler ends. Skipped without the right to real-time policies.
+//! however the scheduler ends. The tests are skipped without the right to real-time policies.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use crate::support::{Guest, Scheduler, affinity, pid, seen, until, watched};
 
 const PERIOD: Nanos = Nanos::from_millis(3);
 
-/// Like the common `prepare`, but only if a thread may have a deadline, that is, if it is not
-/// confined to some processors.
+/// Like the common `prepare`, but `None` if a thread may not have a deadline because it is confined
+/// to some processors.
 fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     let prepared = support::prepare(name)?;
     let may = std::thread::spawn(|| policy::set(0, deadline(100)).is_ok()).join().unwrap();
@@ -80,8 +80,8 @@ fn a_reservation_follows_the_share_is_kept_and_is_given_back() {
     assert_eq!((policy::get(guest.id()).unwrap(), affinity(guest.id())), before);
 }
 
-/// Run time, and the time of that reading to 5 ms: on a busy machine this thread may wait between
-/// the two.
+/// Run time, and the time of that reading with an error of at most 5 ms. On a busy machine this
+/// thread may wait between the two reads.
 fn reading(guest: &Guest) -> (Instant, Duration) {
     until("a reading without a pause", || {
         let begin = Instant::now();

@@ -1,8 +1,8 @@
 //! Tests of the service over real threads. A scheduler that is killed or stopped in the middle of a
 //! slice leaves no thread with a real-time policy. VMs come and go, and at the end everything is
-//! restored. Computing processes stand for VMs of one vCPU. Skipped without the right to real-time
-//! policies. Scheduler and watchdog are this program itself, called for one of the two role
-//! functions in `support`.
+//! restored. Computing processes represent VMs of one vCPU. The tests are skipped without the right
+//! to real-time policies. Scheduler and watchdog are this program itself, which runs one of the two
+//! role functions in `support`.
 
 use nix::sys::signal::{Signal, kill};
 use penstock_vcpu_host::policy;
@@ -85,7 +85,7 @@ fn vms_come_and_go_and_at_the_end_all_is_as_it_was() {
     let half = scheduler.state(0, |vm| vm.vcpus[0].entitled_percent > 49.0);
     assert_eq!(half.problem, None);
 
-    // A paused VM has nothing to do, and the other one has everything.
+    // A paused VM has no work, and the other VM gets the whole processor.
     kill(pid(guest.id()), Signal::SIGSTOP).unwrap();
     scheduler.state(0, |vm| vm.vcpus[0].blocked);
     kill(pid(guest.id()), Signal::SIGCONT).unwrap();
@@ -145,7 +145,7 @@ fn a_thread_that_two_vms_name_belongs_to_the_first() {
 fn a_second_scheduler_and_a_deadline_that_does_not_fit_are_refused() {
     let Some((_guard, dir)) = prepare("refuse") else { return };
     let (guest, other) = (Guest::start(), Guest::start());
-    // One slot in two is half a processor; with a third VM each gets a third.
+    // Every second slot is half a processor. With a third VM each VM gets a third.
     let scheduler = Scheduler::start(&dir, &[&guest, &other], "0.5 ms");
     let vm = scheduler.state(0, |vm| !vm.vcpus.is_empty());
     assert_eq!((vm.mode.as_str(), vm.problem), ("periodic", None));

@@ -1,4 +1,5 @@
-//! `[fabric]` with the rest of the file: its uplink, and keys that the controller sets.
+//! Checks `[fabric]` against the rest of the file: its uplink, and the keys that the controller
+//! sets.
 
 use penstock_toml::{Object, Report};
 

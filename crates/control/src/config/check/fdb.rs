@@ -1,4 +1,5 @@
-//! `[[fdb]]`: the network exists, the port carries it, and no address occurs twice in a network.
+//! Checks `[[fdb]]`: the network exists, the port carries it, and no address occurs twice in a
+//! network.
 
 use std::collections::HashSet;
 

@@ -1,8 +1,7 @@
-//! Checks of what a configuration's objects say of each other, and calls of each section's own
-//! checks.
+//! Checks the references between a configuration's objects, and calls each section's own checks.
 //!
-//! A check reports and goes on. It looks only at objects that could be read. Whether a name exists
-//! is looked up among all objects, also unreadable ones, so that one mistake is reported once.
+//! A check reports mistakes and continues. It examines only objects that could be read. Names are
+//! looked up among all objects, also unreadable ones, so that one mistake is reported once.
 
 mod fabric;
 mod fdb;

@@ -1,4 +1,4 @@
-//! `[[port]]`: the keys of its type, its VLANs and bindings, and conflicts between ports.
+//! Checks `[[port]]`: the keys of its type, its VLANs and bindings, and conflicts between ports.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use super::world::World;
 /// Longest interface name: `IFNAMSIZ` is 16 bytes, and the last one is 0.
 const INTERFACE_BYTES_MAX: usize = 15;
 
-/// Depths of a cycle bucket, in cycles.
+/// Allowed depths of a cycle bucket, in cycles.
 const DEPTHS: core::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
 
 /// Lowest rate of a watched link.

@@ -1,4 +1,4 @@
-//! `[[rule]]`: its scope, its actions, and whether any frame can match.
+//! Checks `[[rule]]`: its scope, its actions, and whether any frame can match.
 
 use penstock_toml::{Object, Report};
 
@@ -22,7 +22,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
     }
 }
 
-/// The frames that a rule sees.
+/// The ports whose frames a rule sees.
 enum Reach<'a> {
     All,
     Port(&'a Port),

@@ -1,4 +1,5 @@
-//! `[switch]` with the rest of the file: its ports have queues, and nothing else sets these.
+//! Checks `[switch]` against the rest of the file: its ports have queues, and no other section sets
+//! these queues.
 
 use penstock_toml::{Object, Report};
 

@@ -1,4 +1,4 @@
-//! `[[tenant]]`: names, ranges, and the number of networks.
+//! Checks `[[tenant]]`: names, ranges, and the number of networks.
 
 use penstock_toml::Report;
 

@@ -1,4 +1,4 @@
-//! `[vcpu]` and `[[vm]]`: each table by itself, and whether all deadlines fit together.
+//! Checks `[vcpu]` and `[[vm]]`: each table by itself, and whether all deadlines fit together.
 
 use std::collections::HashSet;
 
@@ -81,7 +81,7 @@ fn check_cpus(
     }
 }
 
-/// Checks that all deadlines fit together. Each VM counts with the vCPUs that it is planned with.
+/// Checks that all deadlines fit together. Each VM counts with its planned number of vCPUs.
 fn check_deadlines(section: &VcpuSection, draft: &Draft<'_>, report: &mut Report<'_>) {
     if !section.mistakes().is_empty() {
         return;

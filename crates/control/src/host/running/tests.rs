@@ -1,4 +1,4 @@
-//! The host without sockets: a switch that records what it is asked.
+//! Tests of the host without sockets. A fake switch records its calls.
 
 mod fabric;
 mod fabric_switch;
@@ -18,7 +18,7 @@ use super::*;
 use crate::config::{Action, Attachment, Tap};
 use crate::host::data_path::{AttachError, Link};
 
-/// What the switch was asked, in order, and what it refuses.
+/// Calls of the fake switch in order, and the attachments that it refuses.
 #[derive(Default)]
 struct Record {
     calls: Vec<String>,
@@ -28,7 +28,7 @@ struct Record {
     pinned: BTreeSet<(u16, MacAddr, u16)>,
     snapshot: Option<Arc<Snapshot>>,
     heartbeat: u64,
-    /// What drivers that attach from now on negotiate.
+    /// Features that drivers negotiate if they attach from now on.
     features: Vec<&'static str>,
 }
 
@@ -104,7 +104,8 @@ impl DataPath for Fake {
     fn swap_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerError> {
         let mut record = lock(&self.0);
         record.calls.push("swap".to_owned());
-        // Nobody may be judged by another's policy: an attached port's policy is there and stays.
+        // No port may be treated by another port's policy. The policy of an attached port exists
+        // and does not change.
         for id in record.attached.keys() {
             assert!(snapshot.port(*id).is_some(), "port {id} is attached without a policy");
         }
@@ -203,7 +204,7 @@ match = { proto = "tcp", dst_port = 80 }
 actions = ["output:vm2"]
 "#;
 
-/// A configuration file that is gone after the test.
+/// A configuration file that is removed after the test.
 struct TempFile(PathBuf);
 
 impl TempFile {
@@ -269,7 +270,7 @@ fn a_saved_change_keeps_the_comments_and_a_transient_one_leaves_the_file() {
     assert_eq!((report.generation, report.changes), (2, vec!["port t1 added".to_owned()]));
     assert_eq!(fake.calls(), ["swap", "attach t1 2"]);
     let saved = file.text();
-    // The new table stands behind the last of its kind.
+    // The new table follows the last table of its kind.
     assert!(saved.contains("vlan = 100\n\n[[port]]\nname = \"t1\"\n"), "{saved}");
     let mut left = saved.lines();
     assert!(TEXT.lines().all(|line| left.any(|l| l == line)), "every line is still there: {saved}");
@@ -370,7 +371,8 @@ fn what_a_connected_driver_has_negotiated_is_not_taken_from_it() {
     assert!(error.0[0].problem.starts_with("its driver is connected"), "{error}");
     std::fs::write(&file.0, TEXT).unwrap();
     assert_eq!(fake.calls(), [""; 0], "nothing was changed");
-    // Another socket is another driver's. One that uses none of them loses nothing.
+    // Another socket belongs to another driver. A driver that uses none of the features loses
+    // nothing.
     lock(&fake.0).features = vec!["mrg-rxbuf"];
     let moved = [("socket", "/run/other.sock"), ("offloads", "false")];
     let moved = moved.map(|(key, value)| (key.to_owned(), value.to_owned()));
@@ -390,7 +392,7 @@ fn refused_requests_say_why_and_change_nothing() {
         kind(host.add_port(Port { name: "vm1".into(), ..tap("t") }, true)),
         ErrorKind::Conflict
     );
-    // A rule refers to it.
+    // A rule refers to the port.
     let error = host.del_port("vm2", true).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -445,12 +447,12 @@ fn a_reload_touches_only_what_changed() {
         ["port vm1 removed", "port vm3 added", "port vm9 added", "rule web changed"]
     );
     assert_eq!(report.warnings, ["port vm3: /run/vm3.sock: it is in use; end the other"]);
-    // vm2 keeps its slot and is not touched; the new ones get slots nobody had.
+    // vm2 keeps its number and stays attached. The new ports get numbers that no port had before.
     assert_eq!(fake.calls(), ["detach 0", "swap", "attach vm3: busy", "attach vm9 2"]);
     let state = |name: &str| host.ports().into_iter().find(|p| p.name == name).unwrap().state;
     assert_eq!((state("vm3"), state("vm2")), ("error".to_owned(), "up".to_owned()));
 
-    // A tick tries it again, at most once a second.
+    // A tick retries the attachment at most once a second.
     host.tick(Nanos::from_millis(1));
     host.tick(Nanos::from_millis(500));
     assert_eq!(fake.calls(), ["attach vm3: busy"]);
@@ -536,7 +538,8 @@ fn the_socket_of_the_command_line_survives_changes() {
     assert_eq!(host.config().host.socket, PathBuf::from("/run/other.sock"));
 }
 
-/// A host on which 1 M frames of 1,064 bytes a second were sold: 200 M cycles by the model.
+/// A host with a contract for 1 M frames of 1,064 bytes per second, which are 200 M cycles by the
+/// model.
 const SOLD: &str = r#"[host]
 name = "h"
 socket = "/run/sold.sock"
@@ -599,7 +602,7 @@ fn a_vm_that_is_held_back_gets_what_it_bought_although_its_frames_cost_more() {
     let counters = fake.counters(0);
     host.tick(Nanos::from_secs(1));
     for second in 2..8 {
-        // A frame costs 220 cycles where the model says 200.
+        // A frame costs 220 cycles, but the model says 200.
         let frames = entitlement(&fake) / 220;
         counters.rx_frames.add(frames);
         counters.rx_bytes.add(frames * 1_060);
@@ -613,7 +616,7 @@ fn a_vm_that_is_held_back_gets_what_it_bought_although_its_frames_cost_more() {
     let (name, state) = host.learning().remove(0);
     assert_eq!(name, "vm1");
     assert!((state.model_error.unwrap() - 0.1).abs() < 0.01, "{state:?}");
-    // Another change keeps what was learned.
+    // Another change keeps the learned corrections.
     host.add_port(Port { vlan: None, ..tap("t9") }, false).unwrap();
     assert!(entitlement(&fake).abs_diff(220_000_000) < 2_000_000);
 }
@@ -625,7 +628,8 @@ fn bound_us(host: &Host, growth: &crate::explain::Growth) -> u64 {
     answer.bound_us.unwrap_or_else(|| panic!("{}", answer.latency))
 }
 
-/// A second's counters: `frames` taken, each hit the cache, at a cost each.
+/// Adds the counters of a second in which `frames` frames were received. Each frame hit the cache
+/// and had this cost.
 fn send(counters: &PortCounters, frames: u64, size: u64, cost: u64) {
     counters.rx_frames.add(frames);
     counters.rx_bytes.add(frames * (size - 4));
@@ -640,7 +644,8 @@ fn the_latency_bound_goes_by_what_full_batches_cost() {
     let before = bound_us(&host, &growth);
     host.tick(Nanos::from_secs(1));
     for second in 2..8 {
-        // Not held back, so in small batches, whose frames cost half more than the model's.
+        // The port was not held back, so its batches are small, and a frame costs half more than in
+        // the model.
         send(&counters, 10_000, 1_064, 300);
         host.tick(Nanos::from_secs(second));
     }
@@ -661,7 +666,8 @@ fn a_vm_whose_segments_become_what_it_declared_is_inside_its_profile() {
     let counters = fake.counters(0);
     host.tick(Nanos::from_secs(1));
     for second in 2..8 {
-        // 40 frames of 1,064 bytes each: 54 of headers, 1,006 of payload and the FCS.
+        // A request becomes 40 frames of 1,064 bytes: 54 bytes of headers, 1,006 of payload and the
+        // FCS.
         let requests = 25_000;
         send(&counters, requests, 54 + 40 * 1_006 + 4, 4_000);
         counters.rx_tso.add(requests);
@@ -674,7 +680,7 @@ fn a_vm_whose_segments_become_what_it_declared_is_inside_its_profile() {
     assert_eq!(state.breach, None);
     assert!((state.delivered.unwrap() - 1.0).abs() < 1e-9, "1 M frames a second: {state:?}");
     assert!((state.model_error.unwrap() + 0.5).abs() < 1e-9, "100 cycles of 200: {state:?}");
-    // A batch of such requests costs more than one of plain frames, not half of it.
+    // A batch of such requests costs more than a batch of plain frames, not half as much.
     let mut seen = crate::explain::PortGrowth { name: "vm1".to_owned(), ..Default::default() };
     seen.reading = counters.read();
     let growth = crate::explain::Growth { ports: vec![seen], ..Default::default() };
@@ -699,7 +705,8 @@ fn explain_bounds_a_class_by_what_is_in_force() {
     let (host, fake) = start(&file);
     assert_eq!(fake.snapshot().port(1).unwrap().qos.depth.unwrap().0, 20_000);
 
-    // 32 frames are 10,000 cycles: 10 us; of a lower class 16 are 5 us.
+    // A batch of 32 frames takes 10,000 cycles, which are 10 us. A batch of a lower class has 16
+    // frames and takes 5 us.
     let mut seen = PortGrowth { name: "vm1".to_owned(), ..PortGrowth::default() };
     (seen.reading.rx_frames, seen.reading.cycles) = (1_000, 312_500);
     let growth = Growth { ports: vec![seen], ..Growth::default() };
@@ -708,10 +715,11 @@ fn explain_bounds_a_class_by_what_is_in_force() {
         host.core.bound(&mut answer, growth);
         answer
     };
-    // It may put 10,000 cycles into its ring at once: one batch before it, two rounds.
+    // The port may put frames for 10,000 cycles into its ring at once. One batch may run before it,
+    // and it needs two rounds.
     let first = ask("vm1", &growth);
     assert_eq!(first.bound_us, Some(31), "{}", first.latency);
-    // (5 begun + 4 rounds of 5 + 20 saved up + 10 into debt + 10 with a refill) / 0.8.
+    // The bound is (5 begun + 4 rounds of 5 + 20 saved up + 10 into debt + 10 with a refill) / 0.8.
     let second = ask("vm2", &growth);
     assert_eq!(second.bound_us, Some(82), "{}", second.latency);
     let bound = second.bound.unwrap();

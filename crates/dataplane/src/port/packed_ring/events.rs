@@ -1,8 +1,8 @@
 //! Event suppression: which events each side of a packed ring wants to be notified of (virtio 1.2
 //! §2.8.14).
 //!
-//! Each of the two areas is four bytes: a position in the ring with its wrap counter, then flags.
-//! They are read and written as one word, so that a position is never combined with other flags.
+//! Each of the two areas has four bytes: a position in the ring with its wrap counter, then flags.
+//! An area is read and written as one word, so that a position is never combined with other flags.
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -29,8 +29,8 @@ impl PackedRing {
     /// unpolled, because the driver kicks for every chain that it makes available from now on.
     pub fn ask_for_kicks(&mut self) -> bool {
         self.wish(ENABLE);
-        // The request must be visible before the look. The driver makes its chain visible before it
-        // reads the request, so one side sees the other.
+        // The request must be visible before the ring is read again. The driver makes its chain
+        // visible before it reads the request, so at least one side sees the other's write.
         fence(Ordering::SeqCst);
         let alone = !self.has_waiting();
         if !alone {
@@ -51,7 +51,7 @@ impl PackedRing {
         self.area(self.device_event).store(wish, Ordering::Relaxed);
     }
 
-    /// The mark that the previous device of the ring left, 0 if none.
+    /// The mark that the previous device of the ring left, or 0.
     pub(super) fn mark_found(&self) -> u16 {
         #[expect(clippy::cast_possible_truncation, reason = "its first field")]
         let found = self.area(self.device_event).load(Ordering::Relaxed) as u16;

@@ -26,8 +26,8 @@ impl PackedRing {
         let (mut rest, mut cursor, mut steps) = (frames, 0, SEARCH_MAX);
         let mut singles = self.fetch(rest.len(), F_WRITE, |_| ());
         while let Some((&i, others)) = rest.split_first() {
-            // If nothing was consumed, the last look still holds, so no descriptor is looked at
-            // twice.
+            // If no descriptor was consumed, the last result is still valid, and no descriptor is
+            // read twice.
             if cursor > 0 && cursor >= singles.len && !singles.dry {
                 singles = self.fetch(rest.len(), F_WRITE, |_| ());
                 cursor = 0;
@@ -48,8 +48,8 @@ impl PackedRing {
         }
     }
 
-    /// How many of `frames`, from the first on, fit into the buffers from `first` on, one buffer
-    /// each.
+    /// Number of frames, from the start of `frames`, that fit into the buffers from `first` on with
+    /// one buffer per frame.
     #[inline(always)]
     fn fitting(&self, batch: &Batch, frames: &[u8], pieces: &[Piece], first: usize) -> usize {
         let fits = |(&i, piece): (&u8, &Piece)| {
@@ -59,7 +59,7 @@ impl PackedRing {
         frames.iter().zip(pieces).take_while(|pair| fits(*pair)).count()
     }
 
-    /// Writes frames that fit, one each, into the buffers from number `first` on.
+    /// Writes one frame into each buffer from number `first` on. Every frame fits its buffer.
     #[inline(always)]
     fn give_plain(
         &mut self,
@@ -142,8 +142,8 @@ impl PackedRing {
         out.down += u32::from(self.stopped);
     }
 
-    /// Counts a frame whose buffers are so small that it would need more than are examined. No real
-    /// driver has such buffers, so they count like bad chains.
+    /// Counts a frame that would need more buffers than the search examines, because the buffers
+    /// are so small. No real driver has such buffers, so they count like bad chains.
     #[cold]
     fn refuse_crumbs(&mut self, out: &mut TxOutcome) -> usize {
         out.too_big += 1;

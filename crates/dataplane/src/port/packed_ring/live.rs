@@ -1,9 +1,9 @@
 //! Changes to a running packed ring: its migration log, its call descriptor and its memory map.
 //!
 //! A used descriptor overwrites the driver's description of its buffer. Writes are thus logged at
-//! once and not reconstructed afterwards as for a split ring. A ring with a log uses a different
-//! way through [`PackedRing::give`]; a ring without one asks once a burst (datapath rule 24).
-//! Nothing here allocates or frees.
+//! once and not reconstructed afterwards as for a split ring. A ring with a log takes a different
+//! path through [`PackedRing::give`]. A ring without a log checks for it once per burst (datapath
+//! rule 24). This module neither allocates nor frees memory.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl PackedRing {
     /// on a running ring between two batches.
     pub fn set_log(&mut self, log: Option<RingLog>) -> Option<RingLog> {
         let before = core::mem::replace(&mut self.log, log);
-        // The hypervisor must also copy what was written before.
+        // The hypervisor must also copy the words that the switch wrote before.
         self.log_ring(self.device_event.cast(), 4);
         self.log_ring(self.ring.cast(), 16 * u64::from(self.size));
         before
@@ -33,13 +33,13 @@ impl PackedRing {
         self.call.replace(call)
     }
 
-    /// Interrupts the driver, even if it did not ask for it.
+    /// Interrupts the driver, even if the driver did not enable interrupts.
     pub fn interrupt(&mut self) {
         self.call.interrupt();
     }
 
-    /// Moves the ring to another map of the same guest, and returns the previous map, to which it
-    /// keeps no pointers. Must be called between two batches.
+    /// Moves the ring to another map of the same guest, and returns the previous map, to which the
+    /// ring then has no pointers. Must be called between two batches.
     ///
     /// # Errors
     /// [`RingError::Address`] if a part of the ring is not in `memory`. The ring is then unchanged.
@@ -56,7 +56,7 @@ impl PackedRing {
         Ok(core::mem::replace(&mut self.memory, memory))
     }
 
-    /// [`PackedRing::give`] for rings with a log: every frame takes the way that records where it
+    /// [`PackedRing::give`] for rings with a log: every frame takes the path that records where it
     /// was written.
     #[cold]
     pub(super) fn give_logged(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
@@ -66,7 +66,7 @@ impl PackedRing {
         }
     }
 
-    /// Marks the first `len` bytes of `pieces`, which were written.
+    /// Marks the first `len` bytes of `pieces` as written.
     #[cold]
     pub(super) fn log_pieces(&self, pieces: &[Piece], len: usize) {
         let Some(log) = &self.log else { return };

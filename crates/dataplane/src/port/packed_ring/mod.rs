@@ -1,22 +1,23 @@
 //! The device side of a packed virtqueue (virtio 1.2 §2.8).
 //!
 //! # Problem
-//! As for a split ring, an attacker may rewrite every word at every moment. In a packed ring,
+//! An attacker may rewrite every word at every moment, as in a split ring. In a packed ring,
 //! availability is itself a flag in each descriptor, so an attacker may also withdraw an offered
 //! descriptor.
 //!
 //! # Approach
-//! Datapath rules 3, 5 to 8 and 12 to 14. One load reads the half of a descriptor that holds
-//! length, id and flags, another the address, and only these copies are used. The end of a chain is
-//! found with a count of descriptors. A chain without an end stops the ring, because the beginning
-//! of the next chain is then unknown. A used descriptor is a single store of length, id and flags.
-//! [`PackedRing::publish`] stores the first one of a burst last; until then the driver sees none of
-//! them. An id is only echoed and never used as an index.
+//! Datapath rules 3, 5 to 8 and 12 to 14 apply. One load reads the half of a descriptor with
+//! length, id and flags, and another load reads the address. Only these copies are used. The end of
+//! a chain is found with a count of descriptors. A chain without an end stops the ring, because the
+//! beginning of the next chain is then unknown. A used descriptor is a single store of length, id
+//! and flags. [`PackedRing::publish`] stores the first used descriptor of a burst last. Until then
+//! the driver sees no used descriptor of the burst. An id is only echoed and never used as an
+//! index.
 //!
 //! # Order
 //! Everything completes in order. If `IN_ORDER` was negotiated, one used descriptor per burst
-//! returns all that was taken (§2.8.9). The used position is always that of the first descriptor
-//! that was not returned.
+//! returns all chains of the burst (§2.8.9). The used position is always that of the first
+//! descriptor that was not returned.
 #![allow(unsafe_code, reason = "rings and buffers in guest memory; invariants stated per block")]
 
 mod events;
@@ -58,7 +59,7 @@ struct Singles {
     pieces: [Piece; BATCH_FRAMES],
     ids: [u16; BATCH_FRAMES],
     len: usize,
-    /// The list ended because no more descriptors are available.
+    /// Whether the list ended because no more descriptors are available.
     dry: bool,
 }
 
@@ -77,7 +78,7 @@ pub struct PackedRing {
     used: Position,
     /// Descriptors that were taken and not yet published as used.
     held: u16,
-    /// Those of the held descriptors that were returned.
+    /// Number of held descriptors that were returned.
     returned: u16,
     /// The first used descriptor that is not published: its index, and its length, id and flags.
     first: Option<(u16, u64)>,
@@ -211,7 +212,7 @@ impl PackedRing {
         Some(Descriptor { guest: self.half(at.index, 0).load(Ordering::Relaxed), len, id, flags })
     }
 
-    /// Whether the driver has made a chain available that was not looked at.
+    /// Whether the driver has made a chain available that the ring has not examined.
     #[inline]
     #[must_use]
     pub fn has_waiting(&self) -> bool {
@@ -233,7 +234,7 @@ impl PackedRing {
     }
 
     /// Reads up to `want` buffers of one descriptor each, and translates and prefetches the plain
-    /// ones. Ends at a chain or at the end of the available descriptors. Consumes none.
+    /// ones. Stops at a chain or at the end of the available descriptors. Consumes no descriptor.
     #[inline(always)]
     fn fetch(&mut self, want: usize, wanted: u16, prefetch: impl Fn(*mut u8)) -> Singles {
         let mut singles = Singles {
@@ -292,8 +293,8 @@ impl PackedRing {
         }
     }
 
-    /// Takes the fetched buffers, as far as they are still available and `batch` has room. Returns
-    /// false if no more can be taken.
+    /// Takes the fetched buffers while they are still available and `batch` has room. Returns false
+    /// if no more buffers can be taken.
     #[inline]
     fn take_singles(&mut self, batch: &mut Batch, singles: &Singles) -> bool {
         for (piece, id) in singles.pieces.iter().zip(singles.ids).take(singles.len) {
@@ -319,7 +320,8 @@ impl PackedRing {
         true
     }
 
-    /// Takes a frame from any valid chain. Returns false if there is none or the ring is stopped.
+    /// Takes a frame from any valid chain. Returns false if there is no chain or the ring is
+    /// stopped.
     fn take_chain(&mut self, batch: &mut Batch) -> bool {
         let mut pieces = [Piece::NONE; PIECES_MAX];
         let limit = self.size - self.held;

@@ -84,9 +84,9 @@ pub(super) fn checked_size(size: u32) -> Result<u16, RingError> {
 /// Start position of a ring whose base is `base`.
 ///
 /// The descriptors between the used and the available position were taken by the previous device
-/// and not returned. They are taken again, so the start is the used position. An upper half of 0
-/// means that it was not given: DPDK's driver and the front end of the `vhost` crate have 16 bits
-/// for a base.
+/// and not returned. The ring takes them again, so it starts at the used position. An upper half of
+/// 0 means that the front end gave no used position: DPDK's driver and the front end of the `vhost`
+/// crate have 16 bits for a base.
 pub(super) fn start(base: u32, size: u16) -> Result<Position, RingError> {
     #[expect(clippy::cast_possible_truncation, reason = "its two halves")]
     let (low, high) = (base as u16, (base >> 16) as u16);
@@ -134,10 +134,11 @@ mod tests {
         }
         assert_eq!(start(0x8008, 8), Err(RingError::Base(0x8008)));
         let at = |half| Position::from_base(half, 8).unwrap();
-        // Three descriptors were taken and not returned, also across the ring's end.
+        // Three descriptors were taken and not returned. In one case they lie across the ring's
+        // end.
         assert_eq!(start(0x8002_8005, 8), Ok(at(0x8002)));
         assert_eq!(start(0x8006_0001, 8), Ok(at(0x8006)));
-        // The upper half was not given.
+        // The front end gave no upper half.
         for low in [0x8000, 3, 0x8003] {
             assert_eq!(start(u32::from(low), 8), Ok(at(low)));
         }

@@ -1,28 +1,29 @@
 //! Finds the position of a packed ring from the ring itself.
 //!
 //! # Problem
-//! A packed ring keeps no index in the guest's memory, and QEMU's network device asks for no
-//! inflight region. If QEMU loses its switch, it tells the next one the same position as the last
-//! one, usually the ring's start. A ring that is continued there never moves again.
+//! A packed ring keeps no index in the guest's memory, and QEMU's network device requests no
+//! inflight region. If QEMU loses its switch, it gives the next switch the same position as the
+//! last one, usually the ring's start. A ring that continues at that position never moves again.
 //!
 //! # Approach
 //! Only the driver changes the `AVAIL` bits, so they give the driver's position. The search goes
 //! back from there to the last used descriptor, and the ring continues behind it. A buffer of
-//! several descriptors gets one used descriptor, in its first place (virtio 1.2 §2.8.6); its other
-//! places still look available. For this reason the switch marks the last place of such a buffer
-//! too: used, with `NEXT`, the buffer's id and its number of places. No driver reads that place,
-//! since each driver counts its buffers' descriptors itself. A ring that is marked from its start
-//! says so in the device's event area, in the field that drivers ignore without `DESC` (§2.8.14).
+//! several descriptors gets one used descriptor, in its first place (virtio 1.2 §2.8.6); the
+//! buffer's other places still look available. For this reason the switch also marks the last place
+//! of such a buffer as used, with `NEXT`, the buffer's id and its number of places. No driver reads
+//! that place, since each driver counts its buffers' descriptors itself. If a ring is marked from
+//! its start, the device's event area says so, in the field that drivers ignore without `DESC`
+//! (§2.8.14).
 //!
 //! # Bursts that were not made visible
-//! The first descriptor of a burst is written last. If the switch dies before that, the others are
-//! used already, and the driver's content in them is lost. Such a burst is made visible now. Its
-//! first buffer is returned with length 0, and drivers drop such buffers.
+//! The first descriptor of a burst is written last. If the switch dies before this write, the other
+//! descriptors are used already, and the driver's content in them is lost. The next switch makes
+//! such a burst visible. Its first buffer is returned with length 0, and drivers drop such buffers.
 //!
 //! # Trust
-//! The ring may hold anything. Each word is read once, into a copy. The search ends after one
+//! The ring may contain any values. Each word is read once, into a copy. The search ends after one
 //! round, and a word is replaced only if it still has the value that was read. A ring is refused if
-//! its position is uncertain, for example one that another switch left in motion.
+//! its position is uncertain, for example if another switch stopped in the middle of the ring.
 
 use core::sync::atomic::Ordering;
 
@@ -46,8 +47,8 @@ struct Standing {
 }
 
 impl PackedRing {
-    /// Continues the ring at its real position, whatever base the front end gave. For rings that no
-    /// worker has yet and whose position no inflight region records.
+    /// Continues the ring at its real position, whatever base the front end gave. Only for rings
+    /// that no worker has yet and whose position no inflight region records.
     ///
     /// # Errors
     /// [`RingError::Lost`] if the position is uncertain. The ring is then unchanged.
@@ -63,7 +64,8 @@ impl PackedRing {
         for _ in 0..READS {
             let words = self.copy();
             if self.mark == 0 && words.iter().all(|word| flags(*word) & F_USED == 0) {
-                // The ring is as its driver initialised it, with or without buffers.
+                // The ring is in the state in which its driver initialised it, with or without
+                // buffers.
                 self.mark = MARKED;
                 self.suppress_kicks();
                 return Ok(());
@@ -85,8 +87,9 @@ impl PackedRing {
         Err(RingError::Lost)
     }
 
-    /// Copies the second half of each descriptor, from the last to the first. If the driver adds
-    /// descriptors meanwhile, the copy thus contains none without those added before it.
+    /// Copies the second half of each descriptor, from the last to the first. If the copy contains
+    /// a descriptor that the driver added meanwhile, it thus also contains all descriptors that
+    /// were added earlier.
     fn copy(&self) -> Vec<u64> {
         let read = |index| self.half(index, 1).load(Ordering::Acquire);
         let mut words: Vec<u64> = (0..self.size).rev().map(read).collect();
@@ -129,7 +132,7 @@ fn driver_position(words: &[u64]) -> Option<Position> {
 }
 
 /// Whether a ring may be at position `used`: all descriptors from there to the driver's position
-/// must be available. True for an inconsistent copy, which is not the front end's mistake.
+/// must be available. Also true for an inconsistent copy, because the front end did not cause it.
 fn is_possible(words: &[u64], used: Position) -> bool {
     let (Some(driver), Ok(size)) = (driver_position(words), u16::try_from(words.len())) else {
         return true;
@@ -218,7 +221,7 @@ mod tests {
     #[test]
     fn a_burst_that_was_not_shown_is_found() {
         let hidden = |words: &[u64]| find(words).unwrap().hidden;
-        // The first of three buffers is missing; all before it were visible.
+        // The first of three buffers is missing. All buffers before it were visible.
         assert_eq!(hidden(&words(&[W, F_AVAIL, W, W, F_AVAIL, 0])), [(1, word(W, 1, 0))]);
         // The same with chains of two and three places, and their marks.
         let mut chains = words(&[W, F_AVAIL, W | F_NEXT, F_AVAIL, F_AVAIL, W | F_NEXT, F_AVAIL, 0]);

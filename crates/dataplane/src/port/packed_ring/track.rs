@@ -2,9 +2,9 @@
 //! stopped.
 //!
 //! # Problem
-//! A used descriptor is one store, but a burst is many, and the store of the first makes all of
-//! them visible. If the switch is killed in between, some descriptors are overwritten without the
-//! driver's knowledge.
+//! A used descriptor is one store, but a burst consists of many stores, and the store of its first
+//! descriptor makes all of them visible. If the switch is killed in between, some descriptors are
+//! overwritten without the driver's knowledge.
 //!
 //! # Approach
 //! A burst either became visible or never did ([`crate::port::inflight`]). The driver continues
@@ -19,10 +19,10 @@ use crate::port::inflight::PackedInflight;
 
 impl PackedRing {
     /// Records the ring's position in `inflight` from now on. `stood` is the result of
-    /// [`PackedInflight::positions`], given at the ring's first start since the region was passed.
-    /// The ring then continues at that position, whatever base the front end gave. The caller reads
-    /// the positions once for all uses, because the front end may change them at any time. For
-    /// rings that no worker has yet.
+    /// [`PackedInflight::positions`] and is `Some` only at the ring's first start since the region
+    /// was passed. In that case the ring continues at that position, whatever base the front end
+    /// gave. The caller reads the positions once for all uses, because the front end may change
+    /// them at any time. Only for rings that no worker has yet.
     pub fn track(&mut self, inflight: PackedInflight, stood: Option<(u16, u16)>) {
         if let Some((old, used)) = stood {
             let was_shown = Position::from_base(old, self.size).is_some_and(|first| {

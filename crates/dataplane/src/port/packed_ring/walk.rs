@@ -1,4 +1,4 @@
-//! Walks the chains of a packed ring: where they end, and which buffers they hold.
+//! Walks the chains of a packed ring to find their ends and their buffers.
 
 use super::super::ring::pieces::{Piece, add_pieces, indirect_table};
 use super::super::ring::{BadChain, F_INDIRECT, F_NEXT, F_WRITE};
@@ -22,7 +22,8 @@ impl PackedRing {
     /// made available from there. `steps` is the number of descriptors that may be examined,
     /// including those of tables.
     ///
-    /// `None` if nothing is available, or if the chain has no end, which stops the ring.
+    /// Returns `None` if no descriptor is available, or if the chain has no end, which stops the
+    /// ring.
     pub(super) fn walk(
         &mut self,
         from: Position,
@@ -42,8 +43,8 @@ impl PackedRing {
             let alone = span == 1 && d.flags & F_NEXT == 0;
             found = found.and_then(|count| self.add(d, alone, wanted, pieces, count, steps));
             if d.flags & F_NEXT == 0 {
-                // No driver needs an id beyond the ring's size, and another device might index by
-                // it. The chain is refused, and the id is echoed like any other.
+                // No driver needs an id beyond the ring's size, and another device might use the id
+                // as an index. The chain is refused, and its id is echoed like any other id.
                 let pieces = if d.id < self.size { found } else { Err(BadChain) };
                 return Some(Walked { id: d.id, span, pieces });
             }
@@ -86,7 +87,7 @@ impl PackedRing {
         add_pieces(&self.memory, d.guest, d.len, pieces, count)
     }
 
-    /// Appends the descriptors of a table, all of them in order, whatever their `NEXT` flags say
+    /// Appends the descriptors of a table, all of them in order, regardless of their `NEXT` flags
     /// (§2.8.7).
     fn add_table(
         &mut self,

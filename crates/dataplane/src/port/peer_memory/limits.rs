@@ -2,16 +2,16 @@
 //!
 //! # Problem
 //! A file may claim any size without having pages, and addresses are finite. One port that maps 100
-//! TiB leaves none for the others.
+//! TiB leaves no addresses for the others.
 //!
 //! # Approach
-//! A [`Charge`] counts a mapping from before it is made until after it is undone. Nothing is thus
-//! counted twice or forgotten, however a session ends.
+//! A [`Charge`] counts a mapping from before it is made until after it is undone. Every mapping is
+//! thus counted exactly once, however a session ends.
 //!
 //! # Defaults
 //! The guests' memory may exceed the host's. While a driver announces its memory again, the old and
 //! the new map exist at once. Hence a port may map four times the host's memory and all ports
-//! sixteen times, but never more than 64 TiB. This is half of what a process can address.
+//! sixteen times, but never more than 64 TiB. This is half of a process's address space.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -91,7 +91,8 @@ impl MemoryAccount {
         let MemoryLimits { port, daemon } = limits();
         let key = "memory_per_port_gib";
         add(&self.0, bytes, port, "this port", key)?;
-        // From here on the charge is returned, even if the other limit refuses it.
+        // From here on, dropping the charge subtracts its bytes, even if the other limit refuses
+        // it.
         let mut charge = Charge { account: self.clone(), bytes, daemon: 0 };
         add(&MAPPED, bytes, daemon, "all ports together", "memory_gib")?;
         charge.daemon = bytes;
@@ -146,7 +147,7 @@ mod tests {
         assert_eq!(account.mapped(), 4096);
         drop(held);
         assert_eq!(account.mapped(), 0);
-        // All ports together have the limit of a single port.
+        // The limit of all ports together equals the limit of a single port.
         let total = AtomicU64::new(7);
         let error = add(&total, 4, 10, "all ports together", "memory_gib").unwrap_err();
         assert!(error.to_string().contains("limit 10; raise `memory_gib`"), "{error}");

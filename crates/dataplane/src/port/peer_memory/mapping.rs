@@ -84,7 +84,7 @@ pub(in crate::port) struct Mapping {
     pages: NonNull<c_void>,
     pages_len: usize,
     guard: Option<Guard>,
-    /// Dropped last, so the bytes count until after the pages are unmapped.
+    /// This field is dropped last, so that the bytes count until the pages are unmapped.
     _charge: Charge,
 }
 
@@ -96,7 +96,7 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The guard goes first, because another mapping may get the address once it is free.
+        // The guard is removed first, because another mapping may get the address once it is free.
         self.guard = None;
         // SAFETY: this value owns the mapping, and every holder of a pointer into it held this
         // value.
@@ -115,7 +115,8 @@ impl Mapping {
     ) -> Result<Self, MappingError> {
         let shape = || MappingError::Shape { offset, len };
         let needs = offset.checked_add(len).filter(|_| len > 0).ok_or_else(shape)?;
-        // Checked first, because any other call could wait for a file system that the peer serves.
+        // The file's type is checked first, because any other call could wait for a file system
+        // that the peer serves.
         if !is_memory_file(file) {
             return Err(MappingError::Foreign);
         }
@@ -184,7 +185,7 @@ fn size_of_file(file: &File) -> Result<u64, MappingError> {
 }
 
 /// Bytes of a page of the file. Mapping and replacement work on whole pages. Only hugetlbfs has
-/// larger ones; `st_blksize` of a tmpfs may be 2 MiB although its pages are small.
+/// larger pages; `st_blksize` of a tmpfs may be 2 MiB although its pages are small.
 fn page_size(file: &File) -> Result<u64, MappingError> {
     let fs = fstatfs(file).map_err(kernel("fstatfs"))?;
     let huge = (fs.filesystem_type() == HUGETLBFS_MAGIC).then(|| fs.block_size());

@@ -83,7 +83,7 @@ fn only_the_pages_of_the_stretch_are_mapped_and_all_are_given_back() {
     drop(far);
     drop(odd);
     assert_eq!(account.mapped(), 0);
-    // A refused mapping leaves nothing behind, whatever refused it.
+    // A refused mapping leaves no state behind, whatever the reason of the refusal.
     let huge = file(c"huge", MemoryLimits::default().port + 0x1000);
     let len = MemoryLimits::default().port + 0x1000;
     let refused = Mapping::new(&account, &huge, 0, len).unwrap_err();

@@ -19,10 +19,11 @@
 //! | core dumps | excluded, before and after a replacement |
 //! | end | removed from the list, unmapped, returned to the limits, in this order |
 //!
-//! [`super::guest_memory`] (guest addresses) and `shared_file` (words) read what lies in a mapping.
+//! [`super::guest_memory`] (guest addresses) and `shared_file` (words) read the content of a
+//! mapping.
 //!
 //! # Cost
-//! None for frames, because both keep plain addresses.
+//! Frames cost nothing extra, because both modules keep plain addresses.
 
 mod limits;
 mod mapping;

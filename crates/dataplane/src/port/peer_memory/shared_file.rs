@@ -2,8 +2,8 @@
 //! log or the inflight region.
 //!
 //! Datapath rules 8 and 11: offset and length come from the front end and are checked against the
-//! file before use ([`Mapping`]; CVE-2020-10722 did not check them). Words are atomics, because the
-//! other side writes them too.
+//! file before use ([`Mapping`]; in CVE-2020-10722 they were not checked). Words are atomics,
+//! because the other side writes them too.
 #![allow(unsafe_code, reason = "atomics in the mapping")]
 
 use core::ptr::NonNull;
@@ -28,7 +28,7 @@ pub enum SharedFileError {
         /// Offset in the file, in bytes.
         offset: u64,
     },
-    /// The range is longer than is ever needed.
+    /// The range is longer than any use of such a file needs.
     #[error("{what}: {len} bytes; at most {limit} are taken")]
     TooLong {
         /// Purpose of the file.
@@ -104,7 +104,7 @@ impl SharedFile {
     /// The byte at `offset`; `None` outside of the mapping.
     #[inline]
     pub(in crate::port) fn u8_at(&self, offset: usize) -> Option<&AtomicU8> {
-        // SAFETY: a checked word of a mapping that lives as long as `self`. WHY: the memory is
+        // SAFETY: the word was checked, and its mapping lives as long as `self`. WHY: the memory is
         // shared.
         self.word(offset).map(|at| unsafe { AtomicU8::from_ptr(at) })
     }

@@ -5,13 +5,13 @@
 //! switch for all others (datapath rule 11).
 //!
 //! # Approach
-//! Mapped guest regions are listed. On a SIGBUS inside one, the handler replaces everything from
-//! that page to the region's end by zeros, in one mapping and never beyond the region, and the
-//! access continues. The guest has then damaged only its own rings. The region's alarm tells its
-//! session, which ends. A SIGBUS anywhere else gets the previous treatment.
+//! Mapped guest regions are listed. On a SIGBUS inside a listed region, the handler maps zeros over
+//! the pages from that page to the region's end. It uses one mapping and never goes beyond the
+//! region. The access then continues, and the guest has damaged only its own rings. The region's
+//! alarm notifies the session, which ends. A SIGBUS anywhere else goes to the previous handler.
 //!
 //! # Cost
-//! None until it happens, then a walk over the list.
+//! There is no cost until a SIGBUS occurs. The handler then walks over the list.
 #![allow(unsafe_code, reason = "a signal handler and a mapping put in place by it")]
 
 use core::ffi::c_void;
@@ -33,12 +33,11 @@ struct RegionSlot {
     start: AtomicUsize,
     len: AtomicUsize,
     page: AtomicUsize,
-    /// An event descriptor; negative if there is none.
     /// The complement (`!`) of an event descriptor. A value that is not negative means no alarm, so
-    /// a slot that nobody took is all zeroes and takes no room in the program's file.
+    /// an unused slot is all zeros and takes no room in the program's file.
     alarm: AtomicI32,
-    /// How often the place was taken. A reader thus detects that the place got another region
-    /// meanwhile.
+    /// How often the place was taken. By this count a reader detects that the place got another
+    /// region meanwhile.
     taken: AtomicUsize,
 }
 
@@ -93,7 +92,7 @@ static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 #[derive(Debug)]
 pub(super) struct Guard {
     place: usize,
-    /// Kept open for as long as the handler may write to it.
+    /// The session's event. It stays open for as long as the handler may write to it.
     alarm: OnceLock<Arc<EventFd>>,
 }
 
@@ -102,8 +101,8 @@ impl Guard {
     pub(super) fn new(start: *mut c_void, len: usize, page: usize) -> Option<Self> {
         if BEFORE.get().is_none() {
             let before = install()?;
-            // A second thread would have found this module's own handler, so only the first result
-            // is kept.
+            // A second thread would find this module's own handler as the previous one, so only the
+            // first result is kept.
             let _ = BEFORE.set(before);
         }
         let (start, page) = (start as usize, page.max(4096));
@@ -122,7 +121,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // The alarm goes first, because another region may take the place as soon as it is free.
+        // The alarm is cleared first, because another region may take the place as soon as it is
+        // free.
         REGIONS[self.place].alarm.store(0, Ordering::Release);
         REGIONS[self.place].free();
     }
@@ -141,8 +141,8 @@ pub fn pages_replaced() -> usize {
 }
 
 fn install() -> Option<libc::sigaction> {
-    // SAFETY: all-zero is a valid `sigaction`. The handler only does what a signal handler may:
-    // atomics, mmap, madvise, write and sigaction. WHY: no safe form exists.
+    // SAFETY: all-zero is a valid `sigaction`. The handler uses only atomics, mmap, madvise, write
+    // and sigaction, which a signal handler may use. WHY: no safe form exists.
     unsafe {
         let mut action: libc::sigaction = core::mem::zeroed();
         action.sa_sigaction = on_sigbus as *const () as usize;
@@ -176,30 +176,29 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
 }
 
 /// Replaces a listed region by zeros from the page of `at` to its end, if `at` lies in one. All
-/// pages that follow are gone as well. One mapping for each page would use up the process's
-/// mappings.
+/// following pages are gone as well, and one mapping per page would use up the process's mappings.
 fn replace_from(at: usize) -> bool {
     let used = PLACES_USED.load(Ordering::Acquire).min(PLACES);
     for place in &REGIONS[..used] {
         let Some((start, len, page)) = place.read() else { continue };
         if at >= start && at - start < len && page.is_power_of_two() {
-            // Rounded relative to the region's start, whose address need not be a multiple of the
-            // page size.
+            // The offset is rounded relative to the region's start, because the start need not be a
+            // multiple of the page size.
             let offset = (at - start) & !(page - 1);
             let (from, bytes) = ((start + offset) as *mut c_void, len - offset);
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let flags =
                 libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // SAFETY: from there to its end the mapping belongs to this process. It is listed,
-            // hence still mapped, and begins and ends on page borders. WHY: nothing else can
-            // replace pages.
+            // SAFETY: the range from `from` to the region's end belongs to this process. The region
+            // is listed, hence still mapped, and begins and ends on page borders. WHY: nothing else
+            // can replace pages.
             let mapped = unsafe { libc::mmap(from, bytes, protection, flags, -1, 0) };
             if mapped == libc::MAP_FAILED {
                 return false;
             }
             // The new mapping lacks the advice of the old one, and the switch will write bytes of
-            // guests into it. SAFETY: just mapped. It is one system call, so a handler may make it.
-            // WHY: no safe form exists.
+            // guests into it. SAFETY: the range was just mapped. `madvise` is a single system call,
+            // so a handler may make it. WHY: no safe form exists.
             unsafe { libc::madvise(from, bytes, libc::MADV_DONTDUMP) };
             REPLACED.fetch_add(bytes.div_ceil(page), Ordering::Relaxed);
             ring(!place.alarm.load(Ordering::Acquire));
@@ -214,8 +213,9 @@ fn replace_from(at: usize) -> bool {
 fn ring(alarm: i32) {
     if alarm >= 0 {
         let one = 1_u64;
-        // SAFETY: an event descriptor that the listed region keeps open, and eight bytes of this
-        // stack. It does not block, and a signal handler may call it. WHY: no safe form exists.
+        // SAFETY: the listed region keeps the event descriptor open, and `one` is eight bytes of
+        // this stack. `write` does not block here, and a signal handler may call it. WHY: no safe
+        // form exists.
         unsafe { libc::write(alarm, (&raw const one).cast(), size_of::<u64>()) };
     }
 }
@@ -225,7 +225,8 @@ mod tests {
     use super::*;
     use core::sync::atomic::AtomicBool;
 
-    /// Else the list, with room for all regions, is part of the program's file.
+    /// An empty slot must be all zeros. Otherwise the list, with room for all regions, is part of
+    /// the program's file.
     #[test]
     fn a_place_nobody_took_is_all_zeroes() {
         let place = RegionSlot::new();
@@ -239,7 +240,7 @@ mod tests {
         static PLACE: RegionSlot = RegionSlot::new();
         static DONE: AtomicBool = AtomicBool::new(false);
         let owner = std::thread::spawn(|| {
-            // Regions that begin at the same address and differ in length.
+            // The regions begin at the same address and differ in length.
             for n in 1..2_000_000 {
                 assert!(PLACE.take(4096, n, 3 * n));
                 PLACE.free();

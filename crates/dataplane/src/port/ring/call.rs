@@ -7,11 +7,12 @@
 //!
 //! # Approach
 //! The worker's thread receives a signal every few milliseconds ([`crate::worker::Interrupter`]),
-//! so that such a write fails with `EINTR`. It never fails so otherwise. The descriptor is then not
-//! written to again, and the worker stops the port ([`crate::worker::stall`]).
+//! so that such a write fails with `EINTR`. A write that does not block never fails in this way.
+//! After such a failure the switch does not write to the descriptor again, and the worker stops the
+//! port ([`crate::worker::stall`]).
 //!
 //! # Cost
-//! None for an honest driver.
+//! An honest driver causes no cost.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -31,8 +32,8 @@ impl Call {
         Self { file, blocked: false }
     }
 
-    /// Replaces the descriptor and returns the one before. If a write blocked once, the new
-    /// descriptor is not used either.
+    /// Replaces the descriptor and returns the previous one. If a write to any descriptor of this
+    /// ring blocked, the new descriptor is not used either.
     pub(crate) const fn replace(&mut self, file: Option<File>) -> Option<File> {
         core::mem::replace(&mut self.file, file)
     }
@@ -68,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_counter_that_is_full_and_blocks_is_given_up() {
-        // A hostile process leaves the counter without O_NONBLOCK and without room for one more.
+        // A hostile process cleared O_NONBLOCK and filled the counter.
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap();
         event.write(u64::MAX - 1).unwrap();
         let mut call = Call::new(Some(File::from(OwnedFd::from(event))));

@@ -13,11 +13,11 @@ use crate::port::TxOutcome;
 use crate::worker::stall;
 
 /// Number of frames by which header lines are prefetched ahead, if lines are written whole. On such
-/// CPUs a store to a line in transit delays the next one: the prefetch reduced 209 to 131 cycles at
-/// 64 bytes.
+/// CPUs a store to a line in transit delays the next store. The prefetch reduced the cost from 209
+/// to 131 cycles at 64 bytes.
 const HEAD_PREFETCH_AHEAD: usize = 8;
 
-/// Takes a frame in one piece, which consists of a header of `header` bytes and the frame.
+/// Takes a frame whose header (`header` bytes) and bytes lie in one piece.
 ///
 /// # Safety
 /// `piece` must be readable guest memory that stays mapped until the batch is cleared.
@@ -58,7 +58,7 @@ pub(in crate::port) unsafe fn take_pieces(
 ) -> Result<(), BadChain> {
     let total: usize = pieces.iter().map(|p| p.len as usize).sum();
     let len = total.wrapping_sub(header_len);
-    // CVE-2022-2132: a chain that holds no more than the header.
+    // CVE-2022-2132: a chain may hold no more than the header.
     if total <= header_len || !(FRAME_MIN..=FRAME_MAX).contains(&len) {
         return Err(BadChain);
     }
@@ -76,11 +76,11 @@ pub(in crate::port) unsafe fn take_pieces(
     Ok(())
 }
 
-/// Writes the frames with the indices `frames` and their headers (`header` bytes), each into the
-/// piece at its position in the list.
+/// Writes the frames with the indices `frames` and their headers (`header` bytes). Each frame goes
+/// into the piece with the same position in the list.
 ///
 /// # Safety
-/// There must be a piece for each frame, with room for the header and the frame, and the batch's
+/// There must be a piece for each frame, with room for the header and the frame. The batch's
 /// segments must be valid.
 #[inline(always)]
 pub(in crate::port) unsafe fn write_all(
@@ -101,8 +101,8 @@ pub(in crate::port) unsafe fn write_all(
     }
 }
 
-/// [`write_all`] by whole cache lines. Called once a burst, because code with target features
-/// cannot be inlined into its caller.
+/// [`write_all`] by whole cache lines. It is called once per burst, because code with target
+/// features cannot be inlined into its caller.
 ///
 /// # Safety
 /// The same as for [`write_all`] with headers of [`VNET_HDR_LEN`], and [`wide::pays`] must be true.
@@ -134,8 +134,8 @@ pub(super) unsafe fn fault_in(segment: &Segment) {
         return;
     }
     stall::read_from(|| {
-        // SAFETY: reads bytes of the segment, whose values are not used.
-        // WHY: no slice over guest memory may exist.
+        // SAFETY: the loop reads bytes of the segment and does not use their values. WHY: no slice
+        // over guest memory may exist.
         unsafe {
             segment.data.read_volatile();
             segment.data.add(len - 1).read_volatile();
@@ -171,8 +171,8 @@ pub(super) unsafe fn write_plain(batch: &Batch, i: usize, at: *mut u8, header: u
     unsafe {
         write_header(at, frame.offload, 1, header);
         let mut to = at.add(header);
-        // Not `copy_head`, because a head with an inserted tag is four bytes longer than at
-        // reception.
+        // `copy_head` does not suffice, because a head with an inserted tag is four bytes longer
+        // than at reception.
         copy(to, batch.head_at(i), head);
         if frame.has_segments() {
             to = to.add(head);
@@ -264,8 +264,8 @@ pub(in crate::port) unsafe fn read_header(at: *const u8) -> Offload {
     Offload::from_guest_words(first, last)
 }
 
-/// Writes a virtio-net header unless the buffer already holds it. Drivers reuse buffers, and a
-/// clean line need not travel back (datapath rule 13: 8 to 20 cycles).
+/// Writes a virtio-net header unless the buffer already holds it. Drivers reuse buffers, and an
+/// unchanged line need not travel back to the driver's core (datapath rule 13: 8 to 20 cycles).
 ///
 /// # Safety
 /// `at` must have `len` (10 or 12) writable bytes.

@@ -1,7 +1,7 @@
 //! Common parts of the device sides of split and packed rings.
 //!
-//! Each ring's own module reads and writes its descriptors. From there on both rings have
-//! [`pieces`] of a driver's buffers, and [`frames`] copies frames out of and into them.
+//! Each ring's own module reads and writes its descriptors. Both then use the same code: [`pieces`]
+//! are the parts of a driver's buffers, and [`frames`] copies frames out of and into them.
 
 pub(super) mod call;
 pub(super) mod frames;
@@ -23,8 +23,8 @@ pub(super) const BAD_CHAINS_MAX: u32 = 64;
 /// Maximum number of pieces of a frame: a chain that is split at region borders.
 pub(super) const PIECES_MAX: usize = 2 * CHAIN_MAX;
 /// Maximum number of descriptors examined for one burst into scattered buffers. The 128 KiB of the
-/// largest batch need half as many buffers of 256 bytes. A sender must not pay for the search in a
-/// ring of smaller buffers.
+/// largest batch fit half as many buffers of 256 bytes. A ring with smaller buffers must not make
+/// its senders pay for a longer search.
 pub(super) const SEARCH_MAX: usize = 4 * CHAIN_MAX;
 /// Number of frames by which the bytes behind the head are prefetched ahead (datapath rule 2).
 pub(super) const BODY_PREFETCH_AHEAD: usize = 3;
@@ -35,7 +35,7 @@ pub(super) struct BadChain;
 /// Maximum size of a ring (virtio 1.2 §2.7, §2.8).
 pub const RING_SIZE_MAX: u32 = 32_768;
 
-/// Location and negotiated options of a ring.
+/// Addresses, size and negotiated options of a ring.
 #[derive(Debug)]
 pub struct RingSpec {
     /// Number of entries; a power of two for a split ring.
@@ -48,7 +48,8 @@ pub struct RingSpec {
     pub used: u64,
     /// Position of the ring according to the front end, in the encoding of vhost-user. For a split
     /// ring it is the next available entry. For a packed ring, bits 0 to 14 are the next available
-    /// descriptor and bit 15 is its wrap counter; the upper half is the same of the next used one.
+    /// descriptor and bit 15 is its wrap counter; the upper half has the same form and gives the
+    /// next used descriptor.
     pub base: u32,
     /// Whether `VIRTIO_RING_F_EVENT_IDX` was negotiated.
     pub event_idx: bool,

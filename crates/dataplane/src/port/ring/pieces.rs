@@ -51,7 +51,8 @@ pub(in crate::port) fn indirect_table(
         return Err(BadChain);
     }
     let at = memory.translate(guest, len, hint).ok_or(BadChain)?;
-    // Checks the host's address, because a region may begin anywhere in its file.
+    // The alignment of the host address is checked, because a region may begin anywhere in its
+    // file.
     if !(at as usize).is_multiple_of(align_of::<u64>()) {
         return Err(BadChain);
     }
@@ -93,7 +94,7 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Passes the unread rest to `add`, and returns its number of pieces.
+    /// Passes the unread pieces to `add`, and returns their number.
     pub(in crate::port) fn rest(self, mut add: impl FnMut(usize, *const u8, usize)) -> usize {
         let mut n = 0;
         let mut offset = self.offset;

@@ -3,15 +3,16 @@
 //! # Problem
 //! The receiver's core was the last to hold the lines of its buffers. A store to a line in transit
 //! waits in the core's store queue, which drains in order and holds some 64 stores. With moves of
-//! 16 bytes, a frame of 64 bytes takes six of them, one of 1518 takes 97.
+//! 16 bytes, a frame of 64 bytes takes six stores and a frame of 1,518 bytes takes 97.
 //!
 //! # Approach
-//! Header and frame are combined in registers and written by lines of the destination, one store a
-//! line. Many times more lines can thus be requested at once. The previous content of the buffer is
-//! never read.
+//! Header and frame are combined in registers and written with one store per line of the
+//! destination. The core can thus request many more lines at once. The previous content of the
+//! buffer is never read.
 //!
 //! # Cost
-//! None on a CPU that does not benefit: [`pays`] says so, and the caller uses ordinary moves.
+//! A CPU that does not benefit has no cost: [`pays`] returns false, and the caller uses ordinary
+//! moves.
 #![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
 
 use core::arch::x86_64::{
@@ -31,8 +32,9 @@ const LINE: usize = 64;
 /// ones.
 const LONGEST: usize = 2048;
 
-/// Whether this CPU benefits: an Intel CPU with the instructions. AMD's family 25 has them too, but
-/// executes such a store in two halves and gains nothing (docs/internals/measurements.md).
+/// Whether this CPU benefits. This is so for an Intel CPU with the instructions. AMD's family 25
+/// has them too, but executes such a store in two halves and gains nothing
+/// (docs/internals/measurements.md).
 #[inline(always)]
 pub(super) fn pays() -> bool {
     static PAYS: LazyLock<bool> = LazyLock::new(|| usable() && is_intel());
@@ -53,7 +55,7 @@ fn is_intel() -> bool {
     name.as_flattened() == b"GenuineIntel"
 }
 
-/// Mask of the lowest `n` of 64 bytes; all of them for 64 and more.
+/// Mask of the lowest `n` of 64 bytes. If `n` is 64 or more, the mask has all bits.
 #[inline(always)]
 const fn lowest(n: usize) -> __mmask64 {
     if n >= LINE { !0 } else { (1 << n) - 1 }
@@ -76,8 +78,8 @@ impl Source {
     unsafe fn line(&self, p: usize, n: usize) -> __m512i {
         let here = self.head.saturating_sub(p);
         // SAFETY: each part is read only where the bytes belong to the frame, because a masked move
-        // does not touch the others. WHY: no slice over guest memory may exist, and each byte of it
-        // is read once.
+        // does not touch other bytes. WHY: no slice over guest memory may exist, and each guest
+        // byte is read once.
         unsafe {
             if here >= n {
                 return _mm512_maskz_loadu_epi8(lowest(n), self.slot.add(p).cast());
@@ -105,7 +107,7 @@ impl Source {
 pub(super) unsafe fn write_lines(batch: &Batch, i: usize, at: *mut u8) {
     let frame = batch.at(i);
     let total = VNET_HDR_LEN + frame.len as usize;
-    // Offset of the buffer's first line that holds nothing of the header.
+    // Offset of the buffer's first line that contains no byte of the header.
     let mut o = LINE - (at.addr() & (LINE - 1));
     let segments = batch.segments(i);
     if segments.len() > 1 || o < VNET_HDR_LEN || !(LINE..=LONGEST).contains(&total) {
@@ -118,12 +120,11 @@ pub(super) unsafe fn write_lines(batch: &Batch, i: usize, at: *mut u8) {
         s.data
     });
     let source = Source { slot: batch.head_at(i), head: frame.head_len(), rest };
-    // SAFETY: reads are the frame's own `total - VNET_HDR_LEN` bytes. Those of the first line come
-    // from the slot, which has the whole of a frame of up to 128 bytes and 128 bytes of a longer
-    // one. Writes lie within the `total` bytes for which the buffer has room. The offload's first
-    // eight bytes are the header's (`repr(C)`, little-endian hosts only).
-    // WHY: raw moves are the only permitted way into guest memory, and safe code cannot issue one
-    // store a line.
+    // SAFETY: only the frame's own `total - VNET_HDR_LEN` bytes are read. The bytes of the first
+    // line come from the slot, which contains the first 128 bytes of the frame. Writes lie within
+    // the `total` bytes for which the buffer has room. The offload's first eight bytes are the
+    // header's (`repr(C)`, little-endian hosts only). WHY: raw moves are the only permitted way
+    // into guest memory, and safe code cannot issue one store per line.
     unsafe {
         let header = {
             let first = (&raw const frame.offload).cast::<i64>().read_unaligned();

@@ -9,8 +9,8 @@ use crate::port::guest_memory::Window;
 use crate::port::ring::pieces::Piece;
 
 /// Number of frames by which buffers are translated and prefetched ahead. A core has at most some
-/// twenty misses in flight. Prefetching a whole burst at once stalls the core until most lines have
-/// arrived: with 32, a frame cost 20 cycles more.
+/// twenty misses in flight. If a whole burst is prefetched at once, the core stalls until most
+/// lines have arrived. With a value of 32 a frame cost 20 cycles more.
 pub(super) const AHEAD: usize = 12;
 
 /// The chains of a burst, valid in the present turn only.

@@ -14,7 +14,7 @@ impl SplitRing {
     /// The work is done in passes, so that the pass that writes to the driver's lines has few other
     /// stores. A core's store queue drains in order, and each store behind a line in transit
     /// occupies a slot that could request another line. With a distant core this saved 320 of 500
-    /// cycles a frame. The queue itself requests the lines of all its stores, so prefetching them
+    /// cycles per frame. The queue itself requests the lines of all its stores, so prefetching them
     /// gains nothing.
     pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
@@ -37,7 +37,8 @@ impl SplitRing {
         }
     }
 
-    /// How many of `frames`, from the first on, fit into the buffers of `chains`, one buffer each.
+    /// Number of frames, from the start of `frames`, that fit into the buffers of `chains` with one
+    /// buffer per frame.
     #[inline(always)]
     fn fitting(&self, batch: &Batch, frames: &[u8], chains: core::ops::Range<usize>) -> usize {
         let pieces = self.burst.plain.get(chains).unwrap_or(&[]);
@@ -47,7 +48,8 @@ impl SplitRing {
         frames.iter().zip(pieces).take_while(|pair| fits(*pair)).count()
     }
 
-    /// Writes frames that fit, one each, into the burst's buffers from number `first` on.
+    /// Writes one frame into each of the burst's buffers from number `first` on. Every frame fits
+    /// its buffer.
     #[inline(always)]
     fn give_plain(&mut self, batch: &Batch, frames: &[u8], first: usize, out: &mut TxOutcome) {
         if frames.is_empty() {
@@ -79,8 +81,8 @@ impl SplitRing {
         out.tso += tso;
     }
 
-    /// The general case: chained, indirect or merged buffers. `known` are the burst's heads from
-    /// the next one on, which are not read again. Returns the number of consumed chains.
+    /// The general case: chained, indirect or merged buffers. `known` are the burst's heads that
+    /// were read and not used yet; they are not read again. Returns the number of consumed chains.
     #[inline(never)]
     fn give_scattered(
         &mut self,
@@ -131,8 +133,8 @@ impl SplitRing {
         count
     }
 
-    /// Counts a frame whose buffers are so small that it would need more than are examined. No real
-    /// driver has such buffers, so they count like bad chains.
+    /// Counts a frame that would need more buffers than the search examines, because the buffers
+    /// are so small. No real driver has such buffers, so they count like bad chains.
     #[cold]
     fn refuse_crumbs(&mut self, out: &mut TxOutcome) -> usize {
         out.too_big += 1;

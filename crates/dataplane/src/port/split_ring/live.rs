@@ -6,11 +6,11 @@
 //! and the switch that succeeds this one after a crash (the inflight region).
 //!
 //! # Approach
-//! Both records follow from the used entries of a burst, so both are written when these become
-//! visible, in a separate function. A ring without records pays one comparison a burst (datapath
-//! rule 24). Walking the returned chains again tells where the ring wrote. A guest that rewrites
-//! its chains meanwhile gets a wrong copy of its own memory. Nothing here allocates or frees once a
-//! worker has the ring.
+//! Both records follow from the used entries of a burst, so a separate function writes both when
+//! these entries become visible. A ring without records pays one comparison per burst (datapath
+//! rule 24). The function walks the returned chains again to find where the ring wrote. A guest
+//! that rewrites its chains meanwhile gets a wrong copy of its own memory. Once a worker has the
+//! ring, this module neither allocates nor frees memory.
 #![allow(unsafe_code, reason = "reads back the used ring; the invariant is stated")]
 
 use core::sync::atomic::{AtomicU16, Ordering};
@@ -52,7 +52,7 @@ pub struct RingAddresses {
 
 impl SplitRing {
     /// Records the ring's progress in `inflight` from now on, after resubmitting the chains that a
-    /// predecessor left there. Allocates, so it is for rings that no worker has yet.
+    /// predecessor left there. Only for rings that no worker has yet, because it allocates.
     pub fn track(&mut self, inflight: SplitInflight) {
         let available = self.word(self.available, 1).load(Ordering::Acquire);
         let heads = inflight.recover(self.next_used, available);
@@ -91,7 +91,7 @@ impl SplitRing {
         self.call.replace(call)
     }
 
-    /// Interrupts the driver, even if it did not ask for it.
+    /// Interrupts the driver, even if the driver did not enable interrupts.
     pub fn interrupt(&mut self) {
         self.call.interrupt();
     }
@@ -105,8 +105,8 @@ impl SplitRing {
         }
     }
 
-    /// Moves the ring to another map of the same guest, and returns the previous map, to which it
-    /// keeps no pointers. Must be called between two batches.
+    /// Moves the ring to another map of the same guest, and returns the previous map, to which the
+    /// ring then has no pointers. Must be called between two batches.
     ///
     /// # Errors
     /// [`RingError::Address`] if a part of the ring is not in `memory`. The ring is then unchanged.
@@ -205,7 +205,7 @@ impl SplitRing {
     /// Marks the first `len` bytes of the buffer that begins at descriptor `head`.
     fn log_buffer(&mut self, log: &RingLog, head: u16, len: u32) {
         let mut pieces = [Piece::NONE; PIECES_MAX];
-        // If the chain is no longer valid, the guest changed it after it was written to.
+        // If the chain is no longer valid, the guest changed it after the switch wrote to it.
         let count = self.walk(head, F_WRITE, &mut pieces, &mut { CHAIN_MAX }).unwrap_or(0);
         let mut left = u64::from(len).min((VNET_HDR_LEN + FRAME_MAX) as u64);
         for piece in &pieces[..count] {

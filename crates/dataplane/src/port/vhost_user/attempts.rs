@@ -1,29 +1,29 @@
 //! Limits how often a failing session is logged.
 //!
 //! # Problem
-//! A hypervisor that does not fit its port connects several times a second for as long as its guest
-//! runs, and fails each time for the same reason.
+//! If a hypervisor does not fit its port, it connects several times per second for as long as its
+//! guest runs. It fails each time for the same reason.
 //!
 //! # Approach
-//! A cause is logged when it is new, and then after pauses that double, with the number of times
-//! since. Attempts themselves are not slowed down.
+//! A cause is logged when it is new, and then after pauses that double. The message contains the
+//! number of failures since the last message. Attempts themselves are not slowed down.
 
 use penstock_units::Nanos;
 
 const FIRST_PAUSE: Nanos = Nanos::from_secs(10);
 const LONGEST_PAUSE: Nanos = Nanos::from_secs(3_600);
-/// Time beyond the pause after which a cause that did not recur counts as new.
+/// Time after the pause. A cause that did not recur within it counts as new.
 const FORGET: Nanos = Nanos::from_secs(60);
-/// Number of causes remembered, for a driver that fails for several reasons in turn.
+/// Number of remembered causes. A driver may fail for several reasons in turn.
 const CAUSES: usize = 4;
 
 #[derive(Debug)]
 struct Cause {
     text: String,
-    /// Number of times since it was logged.
+    /// Number of failures since the cause was logged.
     times: u64,
     last: Nanos,
-    /// Time at which it is logged again.
+    /// Time from which the cause is logged again.
     due: Nanos,
     pause: Nanos,
 }
@@ -33,8 +33,8 @@ struct Cause {
 pub(super) struct Attempts(Vec<Cause>);
 
 impl Attempts {
-    /// Records that an attempt failed at time `now` for the reason `text`. Returns the number of
-    /// times since the last log entry if it is to be logged now.
+    /// Records that an attempt failed at time `now` for the reason `text`. If the failure should be
+    /// logged now, returns the number of failures since the last log entry.
     pub(super) fn failed(&mut self, text: &str, now: Nanos) -> Option<u64> {
         self.0.retain(|cause| now <= cause.last + cause.pause + FORGET);
         let Some(cause) = self.0.iter_mut().find(|cause| cause.text == text) else {
@@ -71,11 +71,11 @@ mod tests {
         let seconds: Vec<u64> = logged.iter().map(|(second, _)| *second).collect();
         assert_eq!(seconds, [0, 10, 30, 70, 150, 310, 630, 1270, 2550]);
         assert_eq!(logged.iter().map(|(_, times)| times).sum::<u64>(), 4 * 2550 + 1);
-        // Another cause is logged at once, and does not make the first one new.
+        // Another cause is logged at once, and the first cause still counts as known.
         assert_eq!(attempts.failed("features", quarter(4 * 3_600)), Some(1));
         assert_eq!(attempts.failed("queues", quarter(4 * 3_600 + 1)), None);
         assert_eq!(attempts.failed("features", quarter(4 * 3_600 + 2)), None);
-        // A day later both are new.
+        // A day later both causes count as new.
         assert_eq!(attempts.failed("features", Nanos::from_secs(90_000)), Some(1));
     }
 

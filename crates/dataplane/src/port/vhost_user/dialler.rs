@@ -1,15 +1,16 @@
 //! Connects to a VM that listens.
 //!
 //! # Problem
-//! A thread that exchanges messages with a VM's process and may also connect could connect to every
-//! socket of the host. In directories of other users it would need `CAP_DAC_OVERRIDE` for that.
+//! The session's thread exchanges messages with a VM's process. If it could also connect, an
+//! attacker in it could connect to every socket of the host. For directories of other users it
+//! would need `CAP_DAC_OVERRIDE`.
 //!
 //! # Approach
 //! A separate thread makes the connection, passes it on, and reads nothing from it. The path comes
-//! from the configuration, and the thread that asks for a connection cannot name another one.
+//! from the configuration, and the session's thread cannot choose another path.
 //!
 //! # Cost
-//! One sleeping thread for a port with `mode = \"client\"`.
+//! A port with `mode = "client"` has one additional thread, which sleeps.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -22,7 +23,7 @@ use crate::confine::{Role, confine};
 /// The session's end of the dialling thread.
 #[derive(Debug)]
 pub(super) struct Dialler {
-    /// `None` tells the thread to end.
+    /// Requests to connect. If this is `None`, the thread ends.
     asks: Option<Sender<()>>,
     answers: Receiver<io::Result<UnixStream>>,
     thread: Option<JoinHandle<()>>,

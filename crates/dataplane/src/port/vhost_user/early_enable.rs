@@ -6,8 +6,8 @@
 //!
 //! # Approach
 //! Until the bit is acknowledged, the header of each message is read without taking the message.
-//! This one message is taken and answered here; all others go to the crate. Once the bit is
-//! acknowledged, the crate handles all messages.
+//! This module takes and answers an early enable. All other messages go to the crate. Once the bit
+//! is acknowledged, the crate handles all messages.
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;

@@ -10,12 +10,13 @@
 //! message, or for room to answer, does not see the alarm. The session ends with the reason and
 //! takes the rings from all other workers.
 //!
-//! The port is admitted again after a pause: a minute, twice as long each time, at most an hour.
-//! After an hour without a further stop the pauses begin at a minute again. A peer thus costs the
-//! others at most one such sleep a minute, however many rings it has.
+//! The port is admitted again after a pause. The first pause is a minute, and each further pause is
+//! twice as long, at most an hour. After an hour without a further stop the pauses begin at a
+//! minute again. A peer thus costs other ports at most one such sleep per minute, however many
+//! rings it has.
 //!
 //! # Cost
-//! None for a well-behaved peer.
+//! A well-behaved peer causes no cost.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::net::Shutdown;
@@ -44,8 +45,8 @@ pub(super) struct Halted {
 pub(super) struct Halt {
     /// Signalled when the port is stopped, and when a driver shortened a mapped file.
     pub(super) alarm: Arc<EventFd>,
-    /// Nanoseconds of the sleep, with the lowest bit set for the call descriptor; 0 means not
-    /// stopped.
+    /// Duration of the sleep in nanoseconds. The lowest bit is set if the call descriptor was the
+    /// cause. 0 means that the port is not stopped.
     why: AtomicU64,
     /// The session's connection.
     connection: Mutex<Option<UnixStream>>,
@@ -56,7 +57,7 @@ impl Halt {
         Self { alarm, why: AtomicU64::new(0), connection: Mutex::new(None) }
     }
 
-    /// Records a stop, from the worker. Neither the alarm, which only this process holds, nor a
+    /// Records a stop. The worker calls it. Neither the alarm, which only this process holds, nor a
     /// lock can block it.
     pub(super) fn stop(&self, halted: Halted) {
         let by_call = u64::from(halted.cause == SleepCause::Call);
@@ -65,9 +66,10 @@ impl Halt {
         self.hang_up_at_once();
     }
 
-    /// Ends a call in which the session waits for its peer, from the worker.
+    /// Ends a call in which the session waits for its peer. The worker calls it.
     pub(super) fn hang_up_at_once(&self) {
-        // Follows the alarm: a session that holds the lock looks at the alarm after releasing it.
+        // This step follows the alarm, because a session that holds the lock checks the alarm after
+        // releasing the lock.
         fence(Ordering::SeqCst);
         let connection = match self.connection.try_lock() {
             Ok(connection) => connection,
@@ -77,12 +79,12 @@ impl Halt {
         shut_down(connection.as_ref());
     }
 
-    /// Like [`Self::hang_up_at_once`], from the control side.
+    /// Like [`Self::hang_up_at_once`], but called by the control side.
     pub(super) fn hang_up(&self) {
         shut_down(self.connection().as_ref());
     }
 
-    /// Sets the session's connection, from the session.
+    /// Sets the session's connection. The session calls it.
     pub(super) fn set_connection(&self, connection: Option<UnixStream>) {
         let before = std::mem::replace(&mut *self.connection(), connection);
         fence(Ordering::SeqCst);

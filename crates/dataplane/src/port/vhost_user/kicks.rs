@@ -1,7 +1,7 @@
 //! Receives the driver's kicks between two messages of its session.
 //!
-//! The driver sends kicks only while a queue pair is at rest ([`crate::worker::Doorbell`]).
-//! The port's own thread receives at most one kick a millisecond. A driver that kicks without end
+//! The driver sends kicks only while a queue pair is at rest ([`crate::worker::Doorbell`]). The
+//! port's own thread receives at most one kick per millisecond. A driver that kicks without end
 //! thus costs the host about a thousandth of a core, and costs other ports nothing.
 
 use std::fs::File;
@@ -16,7 +16,7 @@ use penstock_units::QueueId;
 use super::session::Session;
 
 /// Milliseconds after a kick during which no other kick is read. A queue pair that was just woken
-/// is polled for longer than this.
+/// is polled for a longer time.
 const DEAF_MS: u8 = 1;
 
 /// Rings the bells of kicked queue pairs until the connection has a message or has ended, or the

@@ -2,13 +2,14 @@
 //!
 //! # Roles
 //! A control thread per port implements the protocol (`session`) with the `vhost` crate, and the
-//! worker owns the rings (`queue`). They meet only through the worker's mailbox: the session swaps
-//! a ring in or out between two batches, and no guest pointer survives the swap (datapath rule 10).
+//! worker owns the rings (`queue`). Both threads communicate only through the worker's mailbox. The
+//! session swaps a ring in or out between two batches, and no guest pointer survives the swap
+//! (datapath rule 10).
 //!
 //! # Modes
-//! In *server* mode the switch listens and the VM connects, again after a restart of either. In
-//! *client* mode the VM listens, and the switch connects and retries. A separate thread (`dialler`)
-//! makes the connection, because the session's thread may not.
+//! In *server* mode the switch listens and the VM connects. The VM connects again after a restart
+//! of either side. In *client* mode the VM listens, and the switch connects and retries. A separate
+//! thread (`dialler`) makes the connection, because the session's thread is not allowed to connect.
 
 mod attempts;
 mod dialler;
@@ -78,7 +79,7 @@ struct Shared {
     connected: bool,
     stopping: bool,
     error: Option<String>,
-    /// Reason for the missing connection, if it is the ordinary wait for a VM.
+    /// Reason for the missing connection, if the port only waits for a VM.
     waits: Option<String>,
     features: u64,
     rings: Vec<(u32, bool)>,
@@ -199,9 +200,10 @@ impl VhostUser {
         }
     }
 
-    /// Waits for the session's thread, but not forever. A hostile peer can block one of its calls,
-    /// by its call descriptor or by the closing of a file that the peer serves itself. A signal
-    /// ends most such calls. A thread that none ends is abandoned; it has nothing of the worker's.
+    /// Waits for the session's thread, at most two seconds. A hostile peer can block a call of that
+    /// thread, by its call descriptor or when a file that the peer serves is closed. A signal ends
+    /// most such calls. If signals do not end the thread, it is abandoned. It holds no resources of
+    /// the worker.
     fn join(&self, thread: JoinHandle<()>) {
         let pause = PollTimeout::from(JOIN_PAUSE_MS);
         for _ in 0..JOIN_TRIES {
@@ -217,7 +219,7 @@ impl VhostUser {
 
     /// Ends the session and waits until the worker has released the guest's memory.
     pub fn stop(&mut self) {
-        // The session sets its connection before it checks whether it is to stop.
+        // The session sets its connection before it checks whether it must stop.
         lock(&self.shared).stopping = true;
         self.halt.hang_up();
         let _ = self.wake.write(1);
@@ -236,8 +238,8 @@ impl Drop for VhostUser {
     }
 }
 
-/// Milliseconds between two signals to a session that is to end.
+/// Milliseconds between two signals to a session that must end.
 const JOIN_PAUSE_MS: u16 = 2;
-/// Signals after which the session's thread is abandoned, that is after two seconds.
+/// Number of signals after which the session's thread is abandoned. They take two seconds.
 const JOIN_TRIES: u32 = 1_000;
 const RAISE_NOFILE: &str = "raise the limits of open files and threads (LimitNOFILE, TasksMax)";

@@ -34,14 +34,16 @@ pub(super) struct SwapRing {
     pub(super) kicks: bool,
 }
 
-/// Message that changes the ring of one side between two batches, so that no frame finds it absent.
+/// Message that changes the ring of one side between two batches. The ring is thus never absent
+/// while frames pass.
 #[derive(Debug)]
 pub(super) struct ChangeRing {
     pub(super) side: Side,
     pub(super) change: RingChange,
 }
 
-/// The change to make. Executed, it holds the previous value, which the sender drops.
+/// The change to make. After execution the message contains the previous value, which the sender
+/// drops.
 #[derive(Debug)]
 pub(super) enum RingChange {
     /// Sets the log of the ring's writes, or ends logging.
@@ -83,7 +85,8 @@ pub(super) struct VhostQueue {
     kicks: bool,
     port: PortId,
     halt: Arc<Halt>,
-    /// Rings out of use until the session takes them: first that of `rx`, then that of `tx`.
+    /// Rings out of use until the session takes them: first the ring of `rx`, then the ring of
+    /// `tx`.
     stopped: [Option<Box<Virtqueue>>; 2],
 }
 
@@ -94,7 +97,7 @@ impl VhostQueue {
         Self { rx, tx, caps, kicks: false, port, halt, stopped: [None, None] }
     }
 
-    /// The place of the ring of `side`: where it is in use or, after a stop, where it is kept.
+    /// The field that holds the ring of `side`: `rx` or `tx`, or `stopped` after a stop.
     fn place(&mut self, side: Side) -> &mut Option<Box<Virtqueue>> {
         let (stopped, used) = match side {
             Side::Rx => (&mut self.stopped[0], &mut self.rx),
@@ -187,7 +190,7 @@ impl PortQueue for VhostQueue {
                 *stopped = ring.take();
             }
         }
-        // The session learns of removed memory by its own alarm. It learns of a sleep even if it
+        // The session's own alarm reports removed memory. A sleep is reported even if the session
         // has taken the rings meanwhile.
         if cause == SleepCause::Gone {
             self.halt.hang_up_at_once();

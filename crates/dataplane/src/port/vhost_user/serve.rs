@@ -22,20 +22,20 @@ use crate::worker::Workers;
 
 const RETRY_MS: u16 = 250;
 
-/// A session that lasted less than this ended at once.
+/// A session shorter than this counts as ended at once.
 const AT_ONCE: Nanos = Nanos::from_secs(1);
 
 /// State that the session thread keeps from one connection to the next.
 struct Memory {
     throttle: Throttle,
-    /// The last session ended at once, because the driver refused the features.
+    /// Whether the last session ended at once because the driver refused the features.
     was_refused: bool,
     has_failed: bool,
     pauses: Pauses,
     failures: Attempts,
-    /// Log limit for successes between failures.
+    /// Limit on log messages about successes between failures.
     greetings: Attempts,
-    /// Log limit for attempts to connect.
+    /// Limit on log messages about attempts to connect.
     knocks: Attempts,
 }
 
@@ -77,7 +77,7 @@ impl Server {
             };
             if let Some(stream) = stream {
                 self.pay(&mut memory.throttle, throttle::CONNECTION);
-                // Its descriptors and its memory are released before any pause.
+                // The session's descriptors and memory are released before any pause.
                 if self.session(stream, &mut memory) {
                     self.stay_out(&mut memory.pauses);
                 }
@@ -89,7 +89,7 @@ impl Server {
         }
     }
 
-    /// Waits until `other` is readable, the port's end wakes the thread, or the time is over.
+    /// Waits until `other` is readable, the port ends, or the time is over.
     fn wait(&self, other: Option<&UnixListener>, timeout: PollTimeout) {
         let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
         if let Some(listener) = other {
@@ -123,7 +123,7 @@ impl Server {
         };
         use std::io::ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
         let path = self.config.path.display();
-        // The first three are the ordinary wait for the VM.
+        // The first three kinds only mean that the VM is not there yet.
         let (is_wait, text) = match error.kind() {
             NotFound => (true, format!("{path}: no such socket; start the VM or correct `socket`")),
             ConnectionRefused => (true, format!("{path}: nobody listens on it; start the VM")),
@@ -144,7 +144,7 @@ impl Server {
         None
     }
 
-    /// Charges the driver's use to the throttle, and waits if it was too much.
+    /// Charges the driver's work to the throttle, and waits if the driver exceeded its limit.
     fn pay(&self, throttle: &mut Throttle, units: u64) {
         let wait = throttle.pay(units, now());
         if wait == Nanos::ZERO || lock(&self.shared).stopping {
@@ -178,7 +178,7 @@ impl Server {
             shared.waits = None;
         }
         let began = now();
-        // Discards the alarm of the session before, whose driver may have hung up while the worker
+        // Discards the alarm of the previous session. Its driver may have hung up while the worker
         // slept.
         let _ = self.halt.alarm.read();
         if let Some(halted) = self.halt.take() {
@@ -245,7 +245,7 @@ impl Server {
         true
     }
 
-    /// Logs why a session ended, unless the same was logged a short while ago.
+    /// Logs why a session ended, unless the same reason was logged a short while ago.
     fn ended(&self, session: &Session, end: &Error, at_once: bool, memory: &mut Memory) {
         let name = &self.config.name;
         self.halt.set_connection(None);

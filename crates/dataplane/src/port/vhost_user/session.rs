@@ -113,13 +113,14 @@ fn offered(config: &VhostUserConfig) -> u64 {
 struct Ring {
     size: u32,
     at: RingAddresses,
-    /// Address of the used ring for the dirty log, if its writes are to be logged.
+    /// Address of the used ring for the dirty log. `None` if writes to the used ring are not
+    /// logged.
     log_used: Option<u64>,
     /// Whether an inflight region was passed and the ring has not started since.
     recover: bool,
     base: u32,
-    /// Whether the base is the position at which the ring left the worker, and not the driver's
-    /// value.
+    /// Whether the base is the position at which the ring left the worker. If not, it is the
+    /// driver's value.
     exact: bool,
     addressed: bool,
     kick: Option<File>,
@@ -134,7 +135,8 @@ pub(super) struct Session {
     name: String,
     rings_owner: Box<dyn RingsOwner>,
     shared: SharedState,
-    /// Its alarm is also signalled when the driver has shortened a mapped file.
+    /// Stop state of the port. Its alarm is also signalled when the driver has shortened a mapped
+    /// file.
     halt: Arc<Halt>,
     /// Reason for which the worker stopped the port.
     halted: Cell<Option<Halted>>,
@@ -154,13 +156,13 @@ pub(super) struct Session {
     removed: Vec<(u64, u64, u64)>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Arc<InflightRegion>>,
-    /// Units of the port's [`throttle`] spent since the last request for them.
+    /// Units of the port's [`throttle`] spent since the last call of [`Self::take_spent`].
     spent: Cell<u64>,
 }
 
 /// Owner of the rings of a port's session: the workers, or a caller that steps the port.
 pub(super) trait RingsOwner: Send {
-    /// Has the owner of a queue pair execute a message. Returns the message with the previous
+    /// Lets the owner of a queue pair execute a message. Returns the message with the previous
     /// value.
     fn exchange(&self, queue: QueueId, message: ControlMessage) -> ExchangeResult;
 
@@ -264,15 +266,15 @@ impl Session {
     pub(super) fn kicks(&self) -> impl Iterator<Item = (QueueId, &File)> {
         self.rings.iter().enumerate().filter_map(|(index, ring)| {
             let queue = QueueId(u16::try_from(index / 2).ok()?);
-            // The guest's receive rings have even numbers. The worker looks at them when it has a
-            // frame for them, so it needs no kick.
+            // The guest's receive rings have even numbers. The worker reads these rings when it has
+            // a frame for them, so it needs no kick.
             let kick = ring.kick.as_ref().filter(|_| ring.running && index % 2 == 1)?;
             Some((queue, kick))
         })
     }
 
-    /// Readable if the driver has shortened a file behind its memory, or the worker stopped the
-    /// port.
+    /// Event that is readable if the driver has shortened a file behind its memory, or the worker
+    /// stopped the port.
     pub(super) fn alarm(&self) -> &EventFd {
         &self.halt.alarm
     }
@@ -424,7 +426,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         }
         if self.features != 0 && (features ^ self.features) & !F_LOG_ALL == 0 {
             // A migration begins or is cancelled, or QEMU repeats its features for another queue
-            // pair. The rings continue, so that no frame finds them absent.
+            // pair. The rings stay in the worker, so that frames keep flowing.
             self.features = features;
             self.set_logs();
             return Ok(());
@@ -522,7 +524,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let (_, ring) = self.ring(u32::from(index))?;
         if ring.running {
             ring.kick = fd;
-            // A kick that was not yet read went to the old descriptor.
+            // The old descriptor may hold a kick that was not read yet.
             self.ring_bell(queue);
             return Ok(());
         }
@@ -646,7 +648,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let rest = self.memory.as_ref().and_then(|memory| memory.without(guest, user, len));
         let Some(rest) = rest else {
             if self.removed.contains(&(guest, user, len)) {
-                // The request repeats that of another queue pair.
+                // QEMU sent the same request for another queue pair before.
                 return Ok(());
             }
             return Err(refuse(SessionError::NoRegion { guest, len }));

@@ -1,14 +1,15 @@
-//! The port's unix socket: private from its creation, and never waited for.
+//! The port's unix socket. It is private from its creation, and no operation on it waits for
+//! another process.
 //!
 //! # Problem
 //! The socket may lie in a directory of another user, who can rename, remove and link its entries
 //! between any two calls of the daemon.
 //!
 //! # Approach
-//! A path is used once, to bind, and the kernel does not follow a link there. Owner, group and mode
-//! are then changed on the inode that the socket itself names, before any process can connect. At
-//! the end the entry is removed only if it is still that inode, relative to an open directory. An
-//! entry that another user has put in its place stays.
+//! A path is used only once, to bind, and for `bind` the kernel does not follow a link. Owner,
+//! group and mode are then changed on the inode that the socket itself names, before any process
+//! can connect. At the end the entry is removed relative to an open directory, and only if it is
+//! still that inode. If another user has replaced the entry, the new entry stays.
 
 #![allow(unsafe_code, reason = "SIOCUNIXFILE: the inode of a bound socket")]
 
@@ -47,7 +48,7 @@ impl Listener {
     }
 }
 
-/// Binds the listening socket, and replaces one on which no process listens any more.
+/// Binds the listening socket. A socket on which no process listens any more is replaced.
 pub(super) fn bind(config: &VhostUserConfig) -> Result<Listener, PortError> {
     let path = &config.path;
     let failed = |call, remedy, e| PortError::system(path.display().to_string(), call, remedy, e);
@@ -98,7 +99,7 @@ fn make_usable(
 }
 
 /// Makes a socket that never has more permissions than `mode`. Linux takes the permissions of the
-/// descriptor, so no other process may connect between creation and a change.
+/// descriptor, so no other process can connect before the permissions are set.
 fn bound(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -107,7 +108,7 @@ fn bound(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The inode that a bound socket created, whatever its path names by now.
+/// The inode that a bound socket created, even if its path leads to another file by now.
 ///
 /// The kernel returns it to processes with `CAP_NET_ADMIN`. Without the capability, the path is
 /// opened without following a link, and the result must be a socket of this process's user.
@@ -166,8 +167,8 @@ fn is_listened_on(path: &Path) -> bool {
     }
 }
 
-/// Connects at once or fails. A peer that listens but does not accept would otherwise block the
-/// caller forever, and all who wait for the session's end.
+/// Connects at once or fails. Otherwise a peer that listens but does not accept would block the
+/// caller forever, and every thread that waits for the session's end.
 ///
 /// # Errors
 /// `WouldBlock` if the peer's queue of connections is full.

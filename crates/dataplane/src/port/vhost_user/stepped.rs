@@ -3,12 +3,12 @@
 //!
 //! # Problem
 //! The effect of a driver's changes to its memory depends on the moment: between two messages,
-//! inside one, or before a ring is polled. With running threads such a moment comes by chance and
-//! cannot be repeated.
+//! during one message, or before a ring is polled. With running threads such a moment comes by
+//! chance and cannot be repeated.
 //!
 //! # Approach
-//! Session, protocol and rings are those of [`super::VhostUser`]; only the caller decides when they
-//! run. A run depends on nothing but the calls, so it can be replayed.
+//! Session, protocol and rings are those of [`super::VhostUser`]; the only difference is that the
+//! caller decides when they run. A run depends only on the calls, so it can be replayed.
 
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +26,7 @@ use crate::batch::Batch;
 use crate::port::{ControlMessage, Pending, PortError, PortQueue, TxOutcome};
 use crate::worker::WorkerError;
 
-/// Called inside the session's calls, when it exchanges a message with the worker.
+/// Function that is called while the session exchanges a message with the worker.
 pub type Meanwhile = Box<dyn FnMut() + Send>;
 
 /// The queue pairs, which the session's calls and the turns share.
@@ -91,8 +91,8 @@ impl SteppedPort {
         Ok(Self { connection, session, handler, queues, batch: Batch::new() })
     }
 
-    /// Serves one message, which the driver must have sent completely, or the end of the
-    /// connection.
+    /// Serves one message or the end of the connection. The driver must have sent the whole
+    /// message.
     ///
     /// # Errors
     /// The reason for which the session has ended; empty if the driver hung up.

@@ -1,5 +1,5 @@
-//! Tests of a port without rings and of its session's thread: how it is stopped, and what it may
-//! do.
+//! Tests of a port without rings: how its session's thread stops, and which calls the thread may
+//! make.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,7 +12,7 @@ use crate::worker::{SleepCause, WorkerConfig, spawn};
 
 /// `GET_FEATURES`, which is answered with 20 bytes.
 const QUESTION: [u32; 3] = [1, 1, 0];
-/// Longer than any step here takes, so that a hanging test fails.
+/// Time limit of a step. It is longer than any step here takes, so only a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Rig {
@@ -97,8 +97,8 @@ fn read_to_end(stream: &mut UnixStream) {
 #[test]
 fn a_session_in_half_a_message_ends_when_the_worker_stops_the_port() {
     // The test sends a part of a message's header, before and after features are acknowledged. The
-    // session does not wait for the part behind a header: if that is missing, the session ends by
-    // itself.
+    // session does not wait for the part behind a header. If that part is missing, the session ends
+    // by itself.
     let acknowledge = bytes(&[2, 1, 8, 1 << 30, 1]);
     let question = bytes(&QUESTION);
     let header = &question[..6];

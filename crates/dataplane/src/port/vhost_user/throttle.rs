@@ -1,14 +1,14 @@
 //! Limits the work that a driver may cause in its session.
 //!
 //! # Problem
-//! Messages cost other ports something. An exchange of a ring is a request to the worker, and a
-//! memory map is work under a lock of the whole process. A driver that sends such messages or
-//! connects without end would slow every port down.
+//! A driver's messages slow other ports down. An exchange of a ring is a request to the worker, and
+//! a memory map is work under a lock of the whole process. A driver could send such messages or
+//! connect without end.
 //!
 //! # Approach
 //! A token bucket for each port counts units of about the cost of a small message. A driver that
-//! has overdrawn it waits in its port's own thread while its rings continue. Starting eight queue
-//! pairs takes some 400 units. The bucket survives the connection.
+//! has overdrawn its bucket waits in its port's own thread while its rings continue. Starting eight
+//! queue pairs takes some 400 units. The bucket survives the connection.
 
 use penstock_units::Nanos;
 
@@ -16,7 +16,7 @@ use penstock_units::Nanos;
 pub(super) const MESSAGE: u64 = 1;
 /// Units of a request to the worker.
 pub(super) const EXCHANGE: u64 = 4;
-/// Units of making one mapping and undoing another.
+/// Units of creating one mapping and removing another.
 pub(super) const MAPPING: u64 = 32;
 /// Units of a connection.
 pub(super) const CONNECTION: u64 = 32;
@@ -28,7 +28,7 @@ const PER_SECOND: u64 = 512;
 /// The bucket of one port.
 #[derive(Debug)]
 pub(super) struct Throttle {
-    /// Units times nanoseconds per second, so that rounding loses nothing.
+    /// Level of the bucket in units times nanoseconds per second, so that rounding loses nothing.
     level: u64,
     since: Nanos,
 }
@@ -48,7 +48,7 @@ impl Throttle {
         let price = units.saturating_mul(SCALE);
         self.level = level.saturating_sub(price);
         let wait = Nanos(price.saturating_sub(level).div_ceil(PER_SECOND));
-        // The units that arrive during the wait pay for it.
+        // The units that arrive during the wait pay for the overdraft.
         self.since = Nanos(now.0.max(self.since.0).saturating_add(wait.0));
         wait
     }

@@ -1,4 +1,4 @@
-//! A ring of either format. The format is tested once a call, hence once a burst.
+//! A ring of either format. The format is tested once per call, hence once per burst.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::port::inflight::InflightRegion;
 use crate::port::packed_ring::PackedRing;
 use crate::port::split_ring::{RingAddresses, RingError, RingSpec, SplitRing};
 
-/// A split or packed ring. Always boxed as a whole, because a second box around the larger variant
-/// would cost a load a call.
+/// A split or packed ring. It is always boxed as a whole, because a second box around the larger
+/// variant would cost one load per call.
 #[expect(clippy::large_enum_variant, reason = "boxed as a whole")]
 #[derive(Debug)]
 pub(super) enum Virtqueue {
@@ -92,7 +92,8 @@ impl Virtqueue {
     }
 
     /// Records the ring's progress in queue `index` of `region`. Returns false if the region has no
-    /// place for the ring. `stood` is the region's position of a packed ring, if it is to be used.
+    /// place for the ring. `stood` is the position of a packed ring in the region, or `None` if the
+    /// ring must not use it.
     pub(super) fn track(
         &mut self,
         region: &Arc<InflightRegion>,
@@ -109,8 +110,8 @@ impl Virtqueue {
         }
     }
 
-    /// Continues the ring at the position that the guest's memory gives. A split ring always does
-    /// so.
+    /// Continues the ring at the position that the guest's memory gives. A split ring needs no
+    /// call, because it always starts there.
     pub(super) fn resume(&mut self) -> Result<(), RingError> {
         match self {
             Self::Split(_) => Ok(()),
@@ -126,8 +127,8 @@ impl Virtqueue {
         either!(self, ring => ring.set_call(call))
     }
 
-    /// Interrupts the driver, even if it did not ask for it. Only for the worker's thread, which a
-    /// call descriptor cannot block for long.
+    /// Interrupts the driver, even if the driver did not enable interrupts. Only the worker's
+    /// thread may call it, which a call descriptor cannot block for long.
     pub(super) fn interrupt(&mut self) {
         either!(self, ring => ring.interrupt());
     }

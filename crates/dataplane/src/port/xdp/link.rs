@@ -1,14 +1,14 @@
 //! The interface below an AF_XDP port: its settings, and whether it is up.
 //!
 //! # Problem
-//! Frames put into the tx ring of an interface that is down wait there and are sent late, but the
-//! worker must not make a system call to ask.
+//! If an interface is down, frames in its tx ring wait there and are sent late. But the worker must
+//! not make a system call to check the interface.
 //!
 //! # Approach
 //! A thread listens to the kernel's messages about interfaces (rtnetlink) and keeps two words that
-//! the worker reads: whether frames can pass, and their maximum length. Two settings of the
-//! interface are hidden from an XDP program: removing tags from frames, and merging frames into
-//! large ones. They are switched off while the port exists, and restored afterwards.
+//! the worker reads: whether frames can pass, and their maximum length. An XDP program cannot see
+//! that the interface removed tags from frames or merged frames into large ones. Both settings are
+//! switched off while the port exists, and restored afterwards.
 #![allow(unsafe_code, reason = "ethtool's ioctls, the promiscuous mode")]
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -65,7 +65,7 @@ impl LinkState {
         self.frame_max.load(Ordering::Relaxed)
     }
 
-    /// A state that no thread updates.
+    /// A constant state, which no thread updates.
     pub(super) fn fixed(up: bool, frame_max: u32) -> Arc<Self> {
         let state = Self::default();
         state.set(up, frame_max);
@@ -78,7 +78,7 @@ impl LinkState {
     }
 }
 
-/// The thread that watches an interface. It ends when this is dropped.
+/// The thread that watches an interface. It ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Follower {
     state: Arc<LinkState>,
@@ -96,7 +96,7 @@ impl Follower {
         bind(news.as_raw_fd(), &NetlinkAddr::new(0, LINKS))?;
         let state = Arc::new(LinkState::default());
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
-        // Read after the socket is bound, because later changes arrive as messages.
+        // The state is read after the socket is bound, because later changes arrive as messages.
         look(&interface, index, chunk, &state);
         let (shown, stopped) = (Arc::clone(&state), Arc::clone(&stop));
         let thread = std::thread::Builder::new().name("penstock-link".to_owned());
@@ -127,13 +127,13 @@ impl Drop for Follower {
     }
 }
 
-/// Waits for messages. Returns false if the port is to end.
+/// Waits for messages. Returns false if the port must end.
 fn wait(news: &OwnedFd, stop: &EventFd) -> bool {
     let mut fds = [
         PollFd::new(news.as_fd(), PollFlags::POLLIN),
         PollFd::new(stop.as_fd(), PollFlags::POLLIN),
     ];
-    // An interrupted wait only costs an additional look.
+    // An interrupted wait only causes one more read of the state.
     let _ = poll(&mut fds, PollTimeout::NONE);
     if fds[1].any().unwrap_or(true) {
         return false;
@@ -146,7 +146,7 @@ fn wait(news: &OwnedFd, stop: &EventFd) -> bool {
 }
 
 /// Reads the interface's state. An interface with the same name and another index is a different
-/// one.
+/// interface.
 fn look(interface: &Interface, index: i32, chunk: u32, state: &LinkState) {
     let there = interface.index().is_ok_and(|i| i == index);
     let mtu = interface.mtu().unwrap_or(0);
@@ -154,7 +154,7 @@ fn look(interface: &Interface, index: i32, chunk: u32, state: &LinkState) {
     state.set(there && interface.is_running(), mtu.saturating_add(OVERHEAD).min(chunk));
 }
 
-/// Changed settings of an interface, which are restored when this is dropped.
+/// Changed settings of an interface. They are restored when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Settings {
     interface: Interface,
@@ -174,7 +174,8 @@ impl Settings {
         {
             settings.flags = Some(flags);
         }
-        // In the driver the program runs before frames are merged, in the stack after it.
+        // In the driver the program runs before frames are merged; in the stack it runs after they
+        // are merged.
         if generic && settings.get(ETHTOOL_GGRO).is_ok_and(|on| on != 0) {
             settings.gro = settings.set(ETHTOOL_SGRO, 0).is_ok();
         }
@@ -207,7 +208,7 @@ impl Drop for Settings {
 /// Whether the frames of the interface come from a network stack of this kernel, which leaves
 /// checksums open.
 pub(super) fn is_software(interface: &Interface) -> bool {
-    // The command, 160 bytes of names of which the driver's is first, then numbers.
+    // The words are the command, 160 bytes of names that begin with the driver's name, and numbers.
     let mut words = [0; 49];
     words[0] = ETHTOOL_GDRVINFO;
     let driver = |words: &[u32]| words.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<u8>>();
@@ -221,15 +222,15 @@ pub(super) fn is_software(interface: &Interface) -> bool {
 
 /// Number of queues into which the interface receives; `None` if it does not report it.
 pub(super) fn receive_queues(interface: &Interface) -> Option<u32> {
-    // The command, four maxima, then the present numbers: rx, tx, other, combined.
+    // The words are the command, four maxima, and the present numbers: rx, tx, other, combined.
     let mut channels = [0; 9];
     channels[0] = ETHTOOL_GCHANNELS;
     interface.ethtool(&mut channels).ok()?;
     Some(channels[5].saturating_add(channels[8])).filter(|&n| n > 0)
 }
 
-/// Puts the interface into promiscuous mode for as long as the socket lives. A NIC's filter knows
-/// only its own address, not those of the virtual machines behind the switch.
+/// Puts the interface into promiscuous mode for as long as the socket lives. A NIC's filter has
+/// only the NIC's own address, not the addresses of the virtual machines behind the switch.
 pub(super) fn promiscuous(index: i32) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     // A socket with protocol 0 receives no frames.

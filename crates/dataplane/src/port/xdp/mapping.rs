@@ -24,8 +24,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed memory that is populated at once, in huge pages if some are free. The worker must not
-    /// wait for a page (datapath rule 9).
+    /// Zeroed memory that is populated at once, in huge pages if some are free. The memory is
+    /// populated here because the worker must not wait for a page (datapath rule 9).
     pub(super) fn anonymous(len: usize) -> io::Result<Self> {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         let huge = len.next_multiple_of(HUGE_PAGE);
@@ -49,9 +49,8 @@ impl Mapping {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // Frames of guests must not be in a core file. A kernel that lacks the advice only includes
-        // them.
-        // SAFETY: just mapped. WHY: no safe form exists.
+        // Frames of guests must not be in a core file. A kernel that does not know the advice
+        // includes them. SAFETY: the range was just mapped. WHY: no safe form exists.
         let _ = unsafe { libc::madvise(at, len, libc::MADV_DONTDUMP) };
         let at = NonNull::new(at.cast()).ok_or_else(|| io::Error::other("mapped at 0"))?;
         Ok(Self { at, len })
@@ -70,8 +69,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, and unused by now, because pointers into it
-        // live in values that hold the mapping. WHY: no safe form exists.
+        // SAFETY: `map` mapped the range with this length. No pointer into it is left, because
+        // pointers live only in values that hold the mapping. WHY: no safe form exists.
         unsafe { libc::munmap(self.at().cast(), self.len) };
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! # Approach
 //! The kernel writes frames into memory of the port and reports them in a ring. It also takes
-//! frames from there to send. With zero-copy the NIC itself does both. Each queue is a
-//! [`PortQueue`] with its own memory. If the kernel or the driver refuses,
+//! frames to send from that memory. With zero-copy the NIC itself writes and reads the frames. Each
+//! queue is a [`PortQueue`] with its own memory. If the kernel or the driver refuses,
 //! [`PortError::is_refusal`] is true, and the interface can still be attached by [`super::packet`].
 //!
 //! | Module | Content |
@@ -23,16 +23,17 @@
 //!
 //! # What XDP does not see
 //! A frame arrives without the kernel's metadata. A VLAN tag that the NIC removed would be lost, so
-//! the NIC is set to keep tags (`rxvlan off`), and not to merge frames. The kernel at
-//! the other end of a veth leaves checksums open; `open_checksum` finishes those of TCP and UDP.
+//! the port configures the NIC to keep tags (`rxvlan off`) and not to merge frames. The kernel at
+//! the other end of a veth leaves checksums open; `open_checksum` finishes the checksums of TCP and
+//! UDP.
 //!
-//! That kernel also puts tags beside frames, and no setting of this end changes it. The other end
-//! needs `ethtool -K PEER txvlan off`. It stops sending large segments once the program is attached
-//! natively; otherwise it also needs `gso off tso off`. Frames of queues that the port does not
-//! serve go to the kernel.
+//! That kernel also passes tags beside the frames, and no setting of this end changes that. The
+//! other end needs `ethtool -K PEER txvlan off`. If the program is attached natively, the other end
+//! stops sending large segments. Otherwise it also needs `gso off tso off`. Frames of queues that
+//! the port does not serve go to the kernel.
 //!
 //! # Source
-//! The kernel's documentation of AF_XDP; datapath rules 1 to 6.
+//! The source is the kernel's documentation of AF_XDP; datapath rules 1 to 6 apply.
 
 mod link;
 mod mapping;
@@ -58,7 +59,7 @@ use super::vnet_socket::{Interface, in_netns};
 use super::{AttachState, AttachStatus, PortError, PortQueue};
 use crate::worker::QUEUES_MAX;
 
-/// Number of attempts, 10 ms apart, to get what a previous owner may still hold.
+/// Number of attempts, 10 ms apart, to get a program or queue that a previous owner may still hold.
 const TRIES: u32 = 100;
 
 /// Whether frames may stay where the NIC puts them.
@@ -86,7 +87,7 @@ pub struct XdpConfig {
 /// Control side of an AF_XDP port. Dropping it restores the interface.
 #[derive(Debug)]
 pub struct Xdp {
-    // Dropped first, so that no frame is redirected to a socket without a reader.
+    // This field is dropped first, so that no frame is redirected to a socket without a reader.
     program: Program,
     follower: Follower,
     _settings: Settings,
@@ -104,7 +105,7 @@ impl Xdp {
     ///
     /// # Errors
     /// [`PortError`]: the interface or namespace does not exist; too many queues; another program
-    /// or socket uses it; or XDP is refused ([`PortError::is_refusal`]).
+    /// or socket uses the interface; or XDP is refused ([`PortError::is_refusal`]).
     pub fn open(config: &XdpConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let name = config.interface.as_str();
         if !(1..=QUEUES_MAX).contains(&usize::from(config.queues)) {

@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //! A stack that sends through a veth writes only the pseudo-header's sum into the checksum field of
-//! TCP and UDP. It records beside the frame that the rest is pending, but an XDP program cannot see
-//! this record. The receiver would drop such a frame.
+//! TCP and UDP. The stack records beside the frame that the rest is pending, but an XDP program
+//! cannot see this record. The receiver would drop such a frame.
 //!
 //! # Approach
 //! A frame whose field is exactly that sum is finished here, in the port's own memory, before any
@@ -14,7 +14,8 @@
 //! RFC 1071, RFC 9293 §3.1, RFC 768, RFC 8200 §8.1.
 //!
 //! # Cost
-//! A look at the headers of each frame, and a pass over open frames; only on software interfaces.
+//! On software interfaces the port reads the headers of each frame and makes a pass over open
+//! frames. Other interfaces have no cost.
 
 use crate::egress::finish::{checksum, sum};
 
@@ -29,22 +30,24 @@ struct Transport {
     pseudo: u16,
 }
 
-/// Finishes the frame's TCP or UDP checksum if it is open, and returns whether it was.
+/// Finishes the frame's TCP or UDP checksum if it is open, and returns whether it was open.
 pub(super) fn finish(frame: &mut [u8]) -> bool {
     let Some(t) = transport(frame) else { return false };
     if frame[t.field..t.field + 2] != t.pseudo.to_be_bytes() {
         return false;
     }
-    // The field holds the sum of the pseudo-header, so the sum over the transport includes that.
+    // The field holds the sum of the pseudo-header, so the sum over the transport header and
+    // payload includes the pseudo-header.
     let sum = checksum(sum(&frame[t.start..t.end], 0));
-    // RFC 768: a UDP checksum of zero means "none", and all ones is the same number. For TCP it
-    // does no harm.
+    // RFC 768: a UDP checksum of zero means "none", and all ones is the same number. For TCP the
+    // replacement does no harm.
     let sum = if sum == 0 { 0xffff } else { sum };
     frame[t.field..t.field + 2].copy_from_slice(&sum.to_be_bytes());
     true
 }
 
-/// Finds TCP or UDP directly behind an IP header, complete: no fragment and no extension header.
+/// Finds a complete TCP or UDP header directly behind an IP header. Fragments and extension headers
+/// yield `None`.
 fn transport(frame: &[u8]) -> Option<Transport> {
     let word = |at: usize| frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
     let tagged = matches!(word(12)?, 0x8100 | 0x88a8);

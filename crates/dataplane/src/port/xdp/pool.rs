@@ -1,5 +1,5 @@
-//! Tracks which side has each buffer of an AF_XDP queue: the kernel, the batch, a waiting frame, or
-//! none.
+//! Tracks the place of each buffer of an AF_XDP queue: the kernel, the batch, a waiting frame, or
+//! the free list.
 //!
 //! # Problem
 //! A lost buffer never receives again. A buffer that is handed out twice holds two frames, perhaps
@@ -7,25 +7,25 @@
 //!
 //! # Approach
 //! Each buffer is in one place, and moves only from that place. A report of the kernel about a
-//! buffer that it does not have is refused. There are two shares. The *receive* share is always
-//! with the kernel to be filled, or in the present batch. The *send* share is free, held by waiting
-//! frames, or with the kernel to be sent. However many frames wait, they thus take no buffers from
-//! reception.
+//! buffer that it does not have is refused. There are two shares. A buffer of the *receive* share
+//! is always with the kernel to be filled, or in the present batch. A buffer of the *send* share is
+//! free, holds a waiting frame, or is with the kernel to be sent. However many frames wait, they
+//! thus take no buffers from reception.
 //!
 //! # Cost
-//! One byte a buffer, and one look at it for each move.
+//! Each buffer takes one byte, which each move reads and writes once.
 
 /// The place of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Free,
-    /// With the kernel, to receive a frame.
+    /// The kernel has the buffer to receive a frame.
     Receive,
-    /// In the present batch, or on its way back to the kernel.
+    /// The buffer is in the present batch, or on its way back to the kernel.
     Batch,
-    /// Holds a waiting frame.
+    /// The buffer holds a waiting frame.
     Held,
-    /// With the kernel, to send its frame.
+    /// The kernel has the buffer to send its frame.
     Send,
 }
 
@@ -51,7 +51,7 @@ impl Pool {
         self.free.len()
     }
 
-    /// Moves a buffer to `to` if it is in `from`, and returns whether it was.
+    /// Moves a buffer to `to` if it is in `from`, and returns whether it moved.
     #[inline]
     fn shift(&mut self, buffer: u32, from: Place, to: Place) -> bool {
         match self.places.get_mut(buffer as usize) {

@@ -5,7 +5,7 @@
 //! Frames reach an AF_XDP socket only if an XDP program on the interface redirects them.
 //!
 //! # Approach
-//! The program has six instructions. It looks the frame's queue up in a map of sockets and
+//! The program has six instructions. The program looks the frame's queue up in a map of sockets and
 //! redirects the frame there. Frames of a queue without a socket go to the kernel (`XDP_PASS`). A
 //! BPF link attaches the program. The kernel detaches it when the link's descriptor is closed, also
 //! if this process is killed, so no interface keeps a program without a reader. The driver's own
@@ -36,9 +36,10 @@ const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 /// The hook at which the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// In the driver, before the kernel makes a buffer of its own.
+    /// The program runs in the driver, before the kernel makes its own buffer.
     Native,
-    /// In the stack, after that: slower, and never without a copy.
+    /// The program runs in the stack, after the kernel made its buffer. This hook is slower and
+    /// always copies.
     Generic,
 }
 
@@ -255,7 +256,7 @@ fn attach_somehow(program: &OwnedFd, interface: u32) -> io::Result<(OwnedFd, Mod
     match attach(Mode::Native) {
         Ok(link) => Ok((link, Mode::Native)),
         Err(native) if native.raw_os_error() == Some(libc::EBUSY) => Err(native),
-        // If both refuse, the driver's reason says more than the stack's.
+        // If both refuse, the driver's error is more useful than the stack's error.
         Err(native) => attach(Mode::Generic).map(|link| (link, Mode::Generic)).map_err(|generic| {
             if native.raw_os_error() == Some(libc::EOPNOTSUPP) { generic } else { native }
         }),
@@ -266,8 +267,8 @@ fn attach_somehow(program: &OwnedFd, interface: u32) -> io::Result<(OwnedFd, Mod
 mod tests {
     use super::*;
 
-    /// Compares the program with the bytes that `bpf(2)` expects, by the terms of the instruction
-    /// set.
+    /// Compares the program with the bytes that `bpf(2)` expects, written with the constants of the
+    /// instruction set.
     #[test]
     fn the_program_is_what_its_comment_says() {
         let bytes = |i: &Instruction| (i.code, i.registers, i.offset, i.constant);

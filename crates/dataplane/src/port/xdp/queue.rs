@@ -5,12 +5,13 @@
 //! segment in the port's memory, and `rx_done` returns the buffer to be filled.
 //!
 //! # Sending
-//! A frame is copied once, into a free buffer. It is sent at once ([`PortQueue::tx_burst`]) or
-//! waits there for its turn ([`Buffers`]). [`super::pool`] tracks the buffers.
+//! A frame is copied once, into a free buffer. The frame is sent at once ([`PortQueue::tx_burst`])
+//! or waits in the buffer for its turn ([`Buffers`]). [`super::pool`] tracks the buffers.
 //!
 //! # System calls
 //! Sending takes one call if the kernel copies; the call sends at most 32 frames, on the worker's
-//! core. With zero-copy it takes one if the driver sleeps and says so. Receiving takes none.
+//! core. With zero-copy, sending takes one call if the driver sleeps and says so. Receiving takes
+//! no call.
 #![allow(unsafe_code, reason = "copies out of buffers that the kernel gave back")]
 
 use std::os::fd::OwnedFd;
@@ -34,7 +35,7 @@ const WAKES_MAX: u32 = TX_RING / 32;
 /// Cycles between two requests for the number of frames that the kernel could not receive: about
 /// 0.1 s.
 const STATISTICS_GAP: u64 = 200_000_000;
-/// `XDP_PKT_CONTD`: the frame continues in the next descriptor. The socket did not ask for such
+/// `XDP_PKT_CONTD`: the frame continues in the next descriptor. The socket did not request such
 /// frames.
 const CONTINUED: u32 = 1;
 
@@ -62,13 +63,13 @@ pub(super) struct XdpQueue {
     now: Cycles,
     statistics_due: u64,
     too_long: u64,
-    /// Completions of buffers that were not sent, still to be counted.
+    /// Completions of buffers that were not sent. They are not counted yet.
     nonsense: u32,
 }
 
 impl XdpQueue {
-    /// A queue on a socket whose fill ring holds the first buffers, as many as it has entries. If
-    /// `software`, received frames may have open checksums.
+    /// A queue on a socket whose fill ring is full of the first buffers. If `software`, received
+    /// frames may have open checksums.
     pub(super) fn new(opened: Opened, link: Arc<LinkState>, software: bool) -> Self {
         let Opened { socket, umem, rings, .. } = opened;
         let receive = rings.fill.size();
@@ -119,8 +120,8 @@ impl XdpQueue {
         let (from, len) = (self.umem.at(buffer, start), len as usize);
         let head = len.min(HEAD_COPY);
         // SAFETY: the callers have checked that `len` bytes from `from` lie in the buffer. The
-        // kernel does not write it while the port has it. The slot has HEAD_COPY bytes.
-        // WHY: a copy of a known few moves (datapath rule 4).
+        // kernel does not write it while the port has it. The slot has HEAD_COPY bytes. WHY: the
+        // copy takes a small fixed number of moves (datapath rule 4).
         unsafe { mem::copy_head(batch.next_slot(), from, head) };
         let rest = usize::from(len > head);
         if rest == 1 {
@@ -136,7 +137,7 @@ impl XdpQueue {
             return;
         }
         while let Some(address) = self.rings.completion.pop() {
-            // A buffer that was not with the kernel stays where it is.
+            // A buffer that the kernel did not have stays in its place.
             let place = self.umem.locate(address);
             if !place.is_some_and(|(buffer, _)| self.pool.completed(buffer)) {
                 self.nonsense = self.nonsense.saturating_add(1);
@@ -190,8 +191,8 @@ impl XdpQueue {
         calls
     }
 
-    /// Keeps an idle ring going: wakes a driver that sleeps for lack of buffers, and sends frames
-    /// for which the kernel had no room. Spaced out, because it is a system call.
+    /// Wakes a driver that sleeps for lack of buffers, and sends frames for which the kernel had no
+    /// room. The calls are spaced out, because each is a system call.
     #[cold]
     fn nudge(&mut self) {
         if self.to_send && self.link.is_up() {

@@ -1,4 +1,5 @@
-//! Tests of a queue whose kernel is the test: it fills buffers, sends, reports falsely, and counts.
+//! Tests of a queue in which the test plays the kernel: it fills buffers, sends frames, makes false
+//! reports, and counts.
 
 use super::*;
 use crate::port::xdp::ring::tests::pair;
@@ -54,7 +55,7 @@ impl Kernel {
         true
     }
 
-    /// Writes a descriptor into the rx ring, right or wrong.
+    /// Writes a valid or invalid descriptor into the rx ring.
     fn say(&mut self, addr: u64, len: u32, options: u32) {
         assert!(self.rx.push(libc::xdp_desc { addr, len, options }));
         self.rx.publish();
@@ -89,7 +90,7 @@ impl Kernel {
 
     /// Number of buffers into which the kernel could receive now.
     fn buffers(&mut self) -> u32 {
-        // A stale index would be good enough for a ring, but here every buffer counts.
+        // A ring may work with a stale index, but here every buffer counts.
         let mut n = 0;
         let mut all = Vec::new();
         while let Some(address) = self.fill.pop() {
@@ -316,8 +317,8 @@ fn step(
 }
 
 proptest! {
-    /// Whatever the order of receiving, filling, sending, completing and releasing: a waiting frame
-    /// leaves unchanged, and in the end every buffer is back in its place.
+    /// In any order of receiving, filling, sending, completing and releasing, a waiting frame
+    /// leaves unchanged. In the end every buffer is back in its place.
     #[test]
     fn no_buffer_is_lost_or_handed_out_twice(
         steps in proptest::collection::vec((0..8_u8, 0..1000_usize), 1..300)

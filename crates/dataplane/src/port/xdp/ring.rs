@@ -4,12 +4,12 @@
 //! The kernel's `if_xdp.h` and its documentation of AF_XDP.
 //!
 //! # Approach
-//! A ring is an array of entries, a power of two in number, and two indices that run over all of
-//! `u32`. One side writes each index. The port writes entries of the *fill* and *tx* rings
-//! ([`Producer`]) and takes those of the *completion* and *rx* rings ([`Consumer`]). Entries are
-//! stored before the index that publishes them (release), and read after it (acquire). The other
-//! side's index is read only if its last known value does not suffice, and trusted only within the
-//! length of the ring.
+//! A ring is an array of entries, whose number is a power of two, and two indices that run over all
+//! of `u32`. One side writes each index. The port writes entries of the *fill* and *tx* rings
+//! ([`Producer`]) and takes entries of the *completion* and *rx* rings ([`Consumer`]). Entries are
+//! stored before the index that publishes them (release), and read after that index (acquire). The
+//! other side's index is read only if its last known value does not suffice, and trusted only
+//! within the length of the ring.
 #![allow(unsafe_code, reason = "indices and entries in memory shared with the kernel")]
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -44,7 +44,7 @@ impl Layout {
     }
 }
 
-/// A ring as both sides see it.
+/// The parts of a ring that both sides access.
 #[derive(Debug)]
 struct Shared<T> {
     memory: Arc<Mapping>,
@@ -148,7 +148,7 @@ impl<T: Copy> Producer<T> {
         self.shared.producer().store(self.next, Ordering::Release);
     }
 
-    /// Publishes `index`, whether or not it is true.
+    /// Publishes any `index`, also a false one.
     pub(super) fn show(&self, index: u32) {
         self.shared.producer().store(index, Ordering::Release);
     }
@@ -160,7 +160,7 @@ impl<T: Copy> Producer<T> {
         self.next.wrapping_sub(self.taken).min(self.shared.size)
     }
 
-    /// Whether the other side needs a system call to look at the ring.
+    /// Whether the other side reads the ring only after a system call.
     #[inline]
     pub(super) fn needs_wakeup(&self) -> bool {
         let flags = self.shared.word(self.shared.layout.flags).load(Ordering::Relaxed);
@@ -199,15 +199,15 @@ impl<T: Copy> Consumer<T> {
             return None;
         }
         // SAFETY: the entry lies in the mapping, any bits are a value of the types used here
-        // (integers), and the other side has published it. Volatile: it is read once, whatever the
-        // other side does. WHY: the memory is shared.
+        // (integers), and the other side has published it. The read is volatile, so that the entry
+        // is read exactly once. WHY: the memory is shared.
         let entry = unsafe { self.shared.entry(self.next).read_volatile() };
         self.next = self.next.wrapping_add(1);
         self.seen -= 1;
         Some(entry)
     }
 
-    /// Publishes `index`, whether or not it is true.
+    /// Publishes any `index`, also a false one.
     pub(super) fn show(&self, index: u32) {
         self.shared.consumer().store(index, Ordering::Release);
     }

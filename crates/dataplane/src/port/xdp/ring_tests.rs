@@ -12,7 +12,7 @@ pub(in crate::port::xdp) fn pair<T: Copy>(size: u32) -> (Producer<T>, Consumer<T
     super::pair(size).unwrap()
 }
 
-/// Asks for wake-ups, as a kernel does.
+/// Requests wake-ups, as a kernel does.
 pub(in crate::port::xdp) fn ask_for_wakeups<T: Copy>(ring: &Consumer<T>) {
     ring.shared.word(LAYOUT.flags).store(NEED_WAKEUP, Ordering::Relaxed);
 }

@@ -1,7 +1,7 @@
 //! An AF_XDP socket on one queue of an interface, with its memory and its four rings.
 //!
-//! Each queue has memory of its own, so that the workers that own the queues share nothing
-//! (datapath rule 1). The kernel gets the receive share before the socket is bound.
+//! Each queue has its own memory, so that the workers that own the queues share nothing (datapath
+//! rule 1). The kernel gets the receive share before the socket is bound.
 #![allow(unsafe_code, reason = "AF_XDP socket options and addresses")]
 
 use std::io;
@@ -14,11 +14,12 @@ use super::ring::{Consumer, Layout, Producer};
 use super::umem::Umem;
 use super::{patience, refused};
 
-/// Buffers to receive into: 1.4 ms of frames of 1,500 bytes at 25 Gbit/s, 138 us of the shortest
-/// frames at 10 Gbit/s. Also the number of entries of the fill and rx rings, which hold all of
-/// them.
+/// Number of buffers to receive into. They hold 1.4 ms of frames of 1,500 bytes at 25 Gbit/s, or
+/// 138 us of the shortest frames at 10 Gbit/s. The fill and rx rings have the same number of
+/// entries, so that they hold all buffers.
 pub(super) const RECEIVE: u32 = 2048;
-/// Buffers to send from, in which frames may wait: 4 ms of frames of 1,500 bytes at 10 Gbit/s.
+/// Number of buffers to send from, in which frames may wait. They hold 4 ms of frames of 1,500
+/// bytes at 10 Gbit/s.
 pub(super) const SEND: u32 = 4096;
 /// Number of entries of the tx ring: the most that the kernel gets at once.
 pub(super) const TX_RING: u32 = 2048;
@@ -40,7 +41,7 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// Gives the kernel the first buffers to receive into, as many as the fill ring holds.
+    /// Fills the fill ring with the first buffers, into which the kernel may then receive.
     pub(super) fn fill_up(&mut self, umem: &Umem) {
         for buffer in 0..self.fill.size() {
             self.fill.push(umem.address(buffer, 0));
@@ -136,8 +137,8 @@ fn set<T>(socket: &OwnedFd, level: i32, option: i32, value: &T) -> io::Result<()
 /// # Safety
 /// Any bits must be a value of `T`.
 unsafe fn get<T>(socket: &OwnedFd, option: i32) -> io::Result<T> {
-    // SAFETY: the caller guarantees that zero is a value of `T`, and so is what the kernel writes,
-    // at most `length` bytes. WHY: as in `set`.
+    // SAFETY: the caller guarantees that any bits are a value of `T`. The kernel writes at most
+    // `length` bytes. WHY: as in `set`.
     unsafe {
         let mut value: T = core::mem::zeroed();
         let mut length = length::<T>();
@@ -203,15 +204,15 @@ fn is_zero_copy(socket: &OwnedFd) -> bool {
 }
 
 /// Number of frames longer than a buffer since the socket was opened. A kernel that copies adds
-/// frames for which no buffer was free to the same counter, and also counts them apart, so they are
-/// subtracted. A driver with zero-copy reports neither.
+/// frames for which no buffer was free to the same counter, and also counts them separately, so
+/// they are subtracted. A driver with zero-copy reports neither number.
 pub(super) fn frames_too_long(socket: &OwnedFd) -> u64 {
     // SAFETY: the structure has only integers; an older kernel fills less of it. WHY: as in `get`.
     let statistics: io::Result<libc::xdp_statistics> = unsafe { get(socket, libc::XDP_STATISTICS) };
     statistics.map_or(0, |s| s.rx_dropped.saturating_sub(s.rx_fill_ring_empty_descs))
 }
 
-/// Makes the kernel look at the tx ring (`send`), or at the fill ring.
+/// Makes the kernel read the tx ring (if `send`) or the fill ring.
 pub(super) fn wake(socket: &OwnedFd, send: bool) -> io::Result<()> {
     let fd = socket.as_raw_fd();
     let nothing = core::ptr::null_mut();

@@ -1,5 +1,5 @@
-//! An AF_XDP queue without a kernel. Its owner writes into the rings what a kernel would write, or
-//! what no kernel should.
+//! An AF_XDP queue without a kernel. Its owner plays the kernel and writes valid or invalid values
+//! into the rings.
 //!
 //! The queue and its rings are those of a port. The socket is `/dev/null`, so calls to wake the
 //! kernel fail.
@@ -13,9 +13,9 @@ use super::socket::{Opened, Rings};
 use super::umem::Umem;
 use crate::port::PortQueue;
 
-/// Chunks that the queue receives into: numbers 0 to this, exclusive.
+/// Number of chunks that the queue receives into. Their numbers begin at 0.
 pub const RECEIVE: u32 = 64;
-/// Chunks that it sends from, with the numbers behind those of [`RECEIVE`].
+/// Number of chunks that the queue sends from. Their numbers follow those of the receive chunks.
 pub const SEND: u32 = 32;
 /// Binary logarithm of a chunk's size in bytes.
 pub const CHUNK_SHIFT: u32 = 11;
@@ -35,7 +35,7 @@ pub enum KernelIndex {
     Tx,
 }
 
-/// An AF_XDP queue with its owner in the kernel's place.
+/// An AF_XDP queue whose owner plays the kernel.
 pub struct SteppedXdp {
     queue: XdpQueue,
     fill: Consumer<u64>,

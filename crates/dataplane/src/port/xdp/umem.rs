@@ -1,9 +1,9 @@
 //! The memory of an AF_XDP socket's frames, and the conversion between the kernel's addresses and
 //! pointers.
 //!
-//! It is one mapping of equal chunks. A chunk's size is a power of two of bytes, and it is aligned
-//! to its size. This is the kernel's default mode, in which an address names its chunk whatever its
-//! lower bits. [`super::pool`] tracks who may access a chunk.
+//! The memory is one mapping of equal chunks. A chunk's size is a power of two of bytes, and it is
+//! aligned to its size. This is the kernel's default mode, in which an address identifies its chunk
+//! regardless of the address's lower bits. [`super::pool`] tracks who may access a chunk.
 #![allow(unsafe_code, reason = "the bytes of a frame that belongs to us")]
 
 use std::io;
@@ -72,7 +72,7 @@ impl Umem {
         self.memory.at().wrapping_add(byte)
     }
 
-    /// `len` bytes of a chunk from byte `start`; `None` if they are not all in it.
+    /// `len` bytes of a chunk from byte `start`; `None` if they exceed the chunk.
     ///
     /// # Safety
     /// The chunk must belong to the port: the kernel was not given it, or returned it.

@@ -1,6 +1,6 @@
 //! Guests, schedulers and their roles, for tests of the service over real threads. Computing
-//! processes stand for VMs of one vCPU. Scheduler and watchdog are the test's own program, called
-//! for one of the two role functions at the end.
+//! processes represent VMs of one vCPU. Scheduler and watchdog are the test's own program, which
+//! runs one of the two role functions at the end of this file.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use penstock_vcpu_host::policy::{self, Policy};
 use penstock_vcpu_host::state::{State, VmState};
 use penstock_vcpu_host::{threads, watchdog};
 
-/// File in which a watchdog records what it saw, beside the scheduler's directory.
+/// File beside the scheduler's directory, in which a watchdog records its events.
 pub const SIGHTS: &str = "sights";
 
 /// Environment variable with the argument of a role.
@@ -112,8 +112,8 @@ impl Scheduler {
         kill(pid(self.child.id()), signal).unwrap();
     }
 
-    /// Sends SIGTERM to the thread that waits for it. Unlike in the real program, the first thread
-    /// of a test does not block it.
+    /// Sends SIGTERM to the thread that waits for the signal. Unlike in the real program, the first
+    /// thread of a test does not block the signal.
     pub fn terminate(&self) {
         let threads = threads::named(self.child.id(), "support::role_*").unwrap();
         let (pid, tid) = (threads[0].pid, threads[0].tid);
@@ -153,20 +153,20 @@ pub fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     Some((guard, dir.join(format!("penstock-vcpu-{name}-{}", std::process::id()))))
 }
 
-/// Ensures that only the watchdog is there to take back what the scheduler lends.
+/// Ensures that only the watchdog can take back the scheduler's loans.
 pub fn watched(scheduler: &Scheduler) {
     let id = until("a watchdog", || {
         let state = State::load(&scheduler.dir.join("run")).ok()?;
         (state.watchdog > 0).then_some(state.watchdog)
     });
     let above = Policy::Fifo { priority: watchdog::PRIORITY };
-    // In a test the service runs in a test's thread, and not in the first of its process.
+    // In a test the service runs in a test's thread, and not in the first thread of its process.
     let threads = threads::named(id, "support::role_*").unwrap();
     let first = threads.iter().any(|thread| policy::get(thread.tid).is_ok_and(|p| p == above));
     assert!(first, "it waits for no guest and no scheduler");
 }
 
-/// Counts what watchdogs have recorded; those of a test have one directory.
+/// Counts the events that watchdogs have recorded. All watchdogs of a test use one directory.
 pub fn seen(dir: &Path, what: &str, taken: &str) -> usize {
     let text = std::fs::read_to_string(dir.join(SIGHTS)).unwrap_or_default();
     text.lines().filter(|line| line.contains(what) && line.contains(taken)).count()
@@ -184,7 +184,7 @@ fn role_of_scheduler() {
     let watchdog = |run_dir: &std::path::Path| role("watchdog", run_dir);
     if let Err(error) = penstock_vcpu_host::service::run(&load, &watchdog) {
         eprintln!("{error}");
-        // The role has failed; only its caller judges the result.
+        // The role has failed. The test that started it judges the result.
         std::process::exit(1);
     }
 }

@@ -1,4 +1,4 @@
-//! What a fabric's controller tells the host.
+//! Tests of the plans that a fabric's controller sends to the host.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,8 @@ fn terms(code_points: &[(&str, u8)], weights: &[u32], map: &[(u8, u8)]) -> Fabri
     }
 }
 
-/// The code points of vm1's port and of all tenants, and weights and queues by code point.
+/// The state in force: the code points of vm1's port and of all tenants, and weights and queues by
+/// code point.
 fn in_force(host: &Host, fake: &Fake) -> (Option<u8>, Vec<Option<u8>>, Vec<u16>, [u8; 3]) {
     let snapshot = fake.snapshot();
     let up = snapshot.ports.iter().flatten().find(|port| port.queue.is_some()).unwrap();
@@ -63,7 +64,7 @@ fn a_plan_is_in_force_until_the_next_whatever_happens_to_the_file() {
     assert_eq!((file.text(), host.config_toml()), (text.clone(), text.clone()), "not written");
     assert_eq!(host.set_fabric(&plan).unwrap().changes, Vec::<String>::new());
     assert_eq!(fake.calls(), Vec::<String>::new(), "it is so already");
-    // The file is read again, an object is set, and a tenant comes that was told of.
+    // The file is read again, an object is changed, and a tenant that the plan names is added.
     host.reload().unwrap();
     assert_eq!(in_force(&host, &fake), told);
     std::fs::write(&file.0, text.replace("queues = 4", "queues = 5")).unwrap();
@@ -74,7 +75,7 @@ fn a_plan_is_in_force_until_the_next_whatever_happens_to_the_file() {
     assert_eq!(in_force(&host, &fake).1, [Some(8), Some(0), Some(16)]);
     let error = host.set_tenant("red", &[("dscp".into(), "9".into())], false).unwrap_err();
     assert!(error.to_string().contains("with [fabric], the controller assigns DSCPs"), "{error}");
-    // All of the next plan, and nothing of the one before.
+    // The next plan is in force completely, and nothing of the previous plan is left.
     host.set_fabric(&terms(&[("blue", 16)], &[1, 1, 1, 1, 1, 1, 1, 9], &[(16, 7)])).unwrap();
     let next = in_force(&host, &fake);
     assert_eq!((next.1, next.3), (vec![Some(0), Some(16), Some(0)], [0, 0, 7]));
@@ -107,8 +108,9 @@ fn who_shares_a_queue_is_held_until_a_plan_says_otherwise() {
     };
     assert_eq!(ceilings(), []);
     host.set_fabric(&plan).unwrap();
-    // What red sends waits behind the four queues; blue's own limit goes before. What is received
-    // is policed with a quarter more, and at least to what a meter can be set to.
+    // Frames that red sends wait in a lane behind the four queues. Blue's own limit takes
+    // precedence. Received frames are policed at a quarter above the guarantee, but not below the
+    // minimum rate of a meter.
     let laid = vec![(None, Some(8_000)), (Some(90_000_000), Some(75_000_000))];
     assert_eq!((rates(&host), ceilings()), (laid.clone(), vec![(4, 0, 22_000_000)]));
     host.reload().unwrap();

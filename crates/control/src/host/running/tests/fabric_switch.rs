@@ -1,4 +1,4 @@
-//! What a fabric's controller tells a host that is a switch.
+//! Tests of the queues that a fabric's controller sets on a host that is a switch.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ fn both(left: PortQueues, right: PortQueues) -> BTreeMap<String, PortQueues> {
     [("left".to_owned(), left), ("right".to_owned(), right)].into()
 }
 
-/// Weights, and the code points by queue that is not the shared one.
+/// Weights of each port, and the pairs of code point and queue outside the shared queue.
 type InForce = Vec<(String, Vec<u32>, Vec<(u32, u32)>)>;
 
 fn in_force(host: &Host) -> InForce {
@@ -73,7 +73,7 @@ fn what_is_told_is_in_force_at_once_and_through_reloads() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("with [switch], the controller sets `weights`"), "{error}");
-    // All of the next, and nothing of the one before.
+    // The next settings are in force completely, and nothing of the previous ones is left.
     let next: BTreeMap<_, _> = [("left".to_owned(), told(&[], &[(8, 1)]))].into();
     host.set_switch(&next).unwrap();
     assert_eq!(in_force(&host)[0].2, [(8, 1)]);

@@ -1,4 +1,4 @@
-//! Two watched links: what one holds back is not the other's load.
+//! Two watched links. Frames that one link's limits drop do not count as load of the other link.
 
 use penstock_dataplane::batch::Batch;
 use penstock_dataplane::offload::Offload;
@@ -24,7 +24,7 @@ tap.interface = "t1"
 tenant = "red"
 "#;
 
-/// A flood of the VM's in 100 ms: nearly all of it is held back by whatever limits are in.
+/// The VM floods for 100 ms. The limits in force drop nearly all of its frames.
 fn flood(fake: &Fake, now: Nanos) {
     let snapshot = fake.snapshot();
     let limits = snapshot.port(2).unwrap().ingress_policer.as_ref().unwrap();
@@ -47,7 +47,8 @@ fn what_one_link_holds_back_is_no_load_of_another() {
     for _ in 0..20 {
         host.watch_links(now);
         now += Nanos::from_millis(100);
-        // 100 ms of 100 Mbit/s are 1,250,000 bytes: `left` is full, `right` sends a tenth of that.
+        // 1,250,000 bytes are 100 ms of 100 Mbit/s. `left` is full, and `right` sends a tenth of
+        // these bytes.
         fake.counters(0).tx_link.add(1_250_000);
         fake.counters(1).tx_link.add(125_000);
         flood(&fake, now);

@@ -2,11 +2,11 @@
 //!
 //! # Problem
 //! A driver that does not accept the offered features hangs up, and the protocol gives it no way to
-//! say why. QEMU does so if its guest has more queue pairs than the port, or uses features that the
-//! port no longer offers.
+//! say why. QEMU hangs up if its guest has more queue pairs than the port, or uses features that
+//! the port no longer offers.
 //!
 //! # Approach
-//! A driver that read the features and hung up at once without acknowledging any did not accept
+//! If a driver read the features and hung up at once without acknowledging any, it did not accept
 //! them. The message then names what may be missing: queue pairs and features.
 
 use vhost::vhost_user::{Error, Result};
@@ -102,8 +102,8 @@ impl Session {
         self.halted.get().is_some()
     }
 
-    /// Why the session failed; `None` if it did not. `at_once` says that it was short, and not the
-    /// first such in a row.
+    /// Why the session failed; `None` if it did not fail. `at_once` says that this session and the
+    /// one before it ended at once, because the driver refused the features.
     pub(in super::super) fn failure(&self, end: &Error, at_once: bool) -> Option<String> {
         match end {
             Error::Disconnected | Error::SocketBroken(_) => {}

@@ -1,4 +1,5 @@
-//! Changes to running rings. They are made in place, so that no frame finds a ring absent.
+//! Changes to running rings. They are made in place, so that a ring is never absent while frames
+//! pass.
 
 use std::sync::Arc;
 
@@ -20,12 +21,12 @@ impl Session {
     }
 
     /// Finds the position of a ring that is about to start, and lets it record its progress if
-    /// there is a region.
+    /// there is an inflight region.
     pub(super) fn place(&mut self, index: usize, ring: &mut Virtqueue) -> Result<()> {
         let queue = u16::try_from(index).unwrap_or(u16::MAX);
         let recover = core::mem::take(&mut self.rings[index].recover);
         let size = u16::try_from(self.rings[index].size).unwrap_or(u16::MAX);
-        // Read once, because the front end may change it between two reads.
+        // The region is read once, because the front end may change it between two reads.
         let region = self.inflight.as_ref().filter(|_| recover);
         let stood = region.and_then(|region| region.packed(queue, size)?.positions());
         if !self.rings[index].exact && stood.is_none() {
@@ -41,7 +42,7 @@ impl Session {
         Ok(())
     }
 
-    /// The log of ring `index`, if its writes are to be logged.
+    /// The log of ring `index`; `None` if its writes are not logged.
     fn log_of(&self, index: usize) -> Option<RingLog> {
         let log = self.log.as_ref().filter(|_| self.has(F_LOG_ALL))?;
         Some(RingLog { log: Arc::clone(log), used: self.rings[index].log_used })
@@ -89,7 +90,7 @@ impl Session {
         Ok(())
     }
 
-    /// Has the worker change a ring between two batches. Returns the previous value.
+    /// Lets the worker change a ring between two batches. Returns the previous value.
     fn change_running(&self, index: usize, change: RingChange) -> Option<RingChange> {
         let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));

@@ -204,7 +204,7 @@ counters! {
         tx_queue_p50: "nanoseconds", "median wait in this port's queue, over the last second", peak;
         tx_queue_p99: "nanoseconds", "99th percentile of waits in this port's queue", peak;
         tx_queue_max: "nanoseconds", "longest wait in this port's queue, last second", peak;
-        tx_queue_variation: "nanoseconds", "99th percentile of the waits' variation (RFC 3393)", peak;
+        tx_queue_variation: "nanoseconds", "99th percentile of the waits' variation", peak;
     }
     arrays {
         drops[DropReason::COUNT]: "frames", "frames from this port dropped, by reason";

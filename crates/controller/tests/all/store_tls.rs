@@ -53,7 +53,7 @@ async fn both_sides_show_certificates_and_strangers_stay_out() {
     };
     let Some(cluster) = Cluster::start_with(Some(certificates)).await else { return };
     let store = |tls: EtcdTls| {
-        let limit = Duration::from_secs(2);
+        let limit = penstock_testing::scaled(Duration::from_secs(2));
         let config = EtcdConfig { endpoints: cluster.endpoints(), tls: Some(tls), limit };
         Etcd::new(&config).unwrap()
     };

@@ -26,9 +26,9 @@ wfq = { weights = [1, 3], map = { 8 = 1 } }
 const LINK: f64 = 100e6;
 /// Bytes that Ethernet adds to a frame on a link.
 const OVERHEAD: u64 = 24;
-/// Loads of the link in a window that shows how it is divided. Below, senders left it idle. Above, it
-/// made good what a late worker had not sent, and a queue may have been empty meanwhile. Both bounds
-/// are closer than the deviation that the shares may have.
+/// Loads of the link in a window that shows how it is divided. Below, senders left it idle. Above,
+/// it made good what a late worker had not sent, and a queue may have been empty meanwhile. Both
+/// bounds are closer than the deviation that the shares may have.
 const FULL: std::ops::Range<f64> = 0.99..1.005;
 /// Most that a link makes good, in seconds of its rate (`OWED_MOST` of the pacer).
 const OWED: f64 = 0.1;

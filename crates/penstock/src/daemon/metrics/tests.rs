@@ -48,7 +48,7 @@ fn the_page_has_help_unit_and_value() {
     let page = page(sample()).unwrap();
     for line in [
         "# HELP penstock_port_rx_frames frames taken from the port, \
-         those dropped afterwards included",
+         including those dropped afterwards",
         "# TYPE penstock_port_rx_frames counter",
         "# UNIT penstock_port_rx_frames frames",
         "penstock_port_rx_frames_total{port=\"vm1\"} 7",

@@ -278,10 +278,14 @@ impl Fabric {
         });
     }
 
-    /// Notes the hosts that no longer mark for removed tenants.
-    pub fn stopped_marking(&mut self, stopped: impl Fn(NodeId) -> bool) {
+    /// Notes the hosts that may still mark for removed tenants: those whose plan is `out_of_date`. A
+    /// host that is away marks by its last plan, unless an operator has set it failed.
+    pub fn note_marking(&mut self, out_of_date: &BTreeSet<NodeId>) {
+        let ledger = self.datacenter.ledger();
         for leaving in self.leaving.values_mut() {
-            leaving.marking.retain(|server| !stopped(*server));
+            leaving.marking.retain(|server| {
+                out_of_date.contains(server) && ledger.service(*server) != Service::Failed
+            });
         }
     }
 

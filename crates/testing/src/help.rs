@@ -4,9 +4,6 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Set, it has [`compare`] write the page instead.
-pub const BLESS: &str = "PENSTOCK_BLESS";
-
 /// A section for each command that the help names, with the whole help of each.
 ///
 /// # Panics
@@ -38,20 +35,6 @@ fn verbs(help: &str) -> Vec<String> {
     let named = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
     let words = named.filter_map(|line| line.split_whitespace().next());
     words.filter(|word| *word != "help").map(str::to_owned).collect()
-}
-
-/// Compares a committed file with what it should be, or writes it if [`BLESS`] is set.
-///
-/// # Panics
-/// If they differ; the message has the command that writes the file.
-pub fn compare(path: &Path, text: &str, package: &str) {
-    if std::env::var_os(BLESS).is_some() {
-        std::fs::write(path, text).expect("the file can be written");
-        return;
-    }
-    let committed = std::fs::read_to_string(path).unwrap_or_default();
-    let remedy = format!("run {BLESS}=1 cargo test -p {package} --test all options");
-    assert!(committed == text, "{} is stale: {remedy}", path.display());
 }
 
 #[cfg(test)]

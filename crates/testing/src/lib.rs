@@ -7,6 +7,10 @@
 //! `scripts/checks.sh` prints and counts these lines. In CI it fails on every line that
 //! `scripts/skips-allowed.txt` does not allow.
 //!
+//! # Committed files
+//! [`committed`] compares a page, list or schema with what the program makes, or writes it.
+//! [`help`] makes the page of a program's options.
+//!
 //! # Patience
 //! A test waits for an event with a deadline, so that a defect ends the test instead of hanging it.
 //! [`patience`] is that deadline; [`scaled`] is for one that a claim or a peer sets. Both grow with
@@ -14,6 +18,7 @@
 //! test that passes does not wait for its deadline, so patience costs it nothing.
 #![forbid(unsafe_code)]
 
+pub mod committed;
 pub mod help;
 pub mod json_schema;
 

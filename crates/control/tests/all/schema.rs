@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use penstock_control::config::{SCHEMAS, parse, schema};
-use penstock_testing::json_schema;
+use penstock_testing::{committed, json_schema};
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde_json::{Value, json};
 
@@ -36,13 +36,7 @@ fn root() -> PathBuf {
 fn the_committed_schemas_are_fresh() {
     for (name, make) in SCHEMAS {
         let path = root().join(format!("docs/reference/{name}.schema.json"));
-        let made = make();
-        if std::env::var_os("PENSTOCK_WRITE_SCHEMA").is_some() {
-            std::fs::write(&path, &made).expect("docs can be written");
-        }
-        let committed = std::fs::read_to_string(&path).unwrap_or_default();
-        let remedy = "run PENSTOCK_WRITE_SCHEMA=1 cargo test -p penstock-control --test all schema";
-        assert!(committed == made, "docs/reference/{name}.schema.json is stale: {remedy}");
+        committed::compare(&path, &make(), "-p penstock-control --test all schema");
     }
 }
 

@@ -336,7 +336,7 @@ impl Leader {
         for _ in 0..TRIES {
             let before = self.fabric.binding().clone();
             let began = Instant::now();
-            self.note_stopped_marking();
+            self.fabric.note_marking(self.crew.out_of_date());
             let seen = self.fabric.clone_reach(&self.crew);
             let pass = pass(&mut self.fabric, &seen);
             report.decided_in += began.elapsed();
@@ -345,19 +345,6 @@ impl Leader {
             }
         }
         Ok(())
-    }
-
-    /// Notes the hosts that have the current plan. They no longer mark for removed tenants. A host
-    /// that is away marks by its last plan, unless an operator has set it failed.
-    fn note_stopped_marking(&mut self) {
-        let Self { fabric, crew, .. } = self;
-        let failed: BTreeSet<NodeId> = {
-            let ledger = fabric.datacenter().ledger();
-            let servers = fabric.topology().layer(0);
-            servers.filter(|server| ledger.service(*server) == Service::Failed).collect()
-        };
-        let old = crew.out_of_date();
-        fabric.stopped_marking(|node| !old.contains(&node) || failed.contains(&node));
     }
 
     /// Stores the usage of tenants for [`Self::samples`].

@@ -44,7 +44,7 @@ use stats::to_f64;
 use switch::{Case, Switch, WorkerReading};
 
 /// A window is repeated if the wait for a core exceeds this share of it.
-const QUIET: f64 = 0.01;
+const QUIET: f64 = 0.005;
 /// Largest number of windows taken for one.
 const TRIES: usize = 3;
 /// Seconds of load before counting starts.
@@ -311,7 +311,7 @@ mod tests {
             (best.unwrap(), waits.len() - left.count())
         };
         assert_eq!(taken(&[0.005, 0.0]), (0.005, 1));
-        assert_eq!(taken(&[0.3, 0.01, 0.0]), (0.01, 2));
+        assert_eq!(taken(&[0.3, 0.004, 0.0]), (0.004, 2));
         assert_eq!(taken(&[0.3, 0.1, 0.2, 0.0]), (0.1, 3));
         assert!(quietest(|wait| *wait, || anyhow::bail!("no window")).is_err());
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use penstock_testing::help;
+use penstock_testing::{committed, help};
 
 const HEAD: &str = "# Options of `penstock-lab`
 
@@ -16,5 +16,5 @@ fn the_page_of_options_is_the_help() {
     let program = Path::new(env!("CARGO_BIN_EXE_penstock-lab"));
     let text = format!("{HEAD}{}", help::sections(program, "penstock-lab"));
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/lab-options.md");
-    help::compare(&page, &text, "penstock-lab");
+    committed::compare(&page, &text, "-p penstock-lab --test all options");
 }

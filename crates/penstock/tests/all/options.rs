@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use penstock_testing::help;
+use penstock_testing::{committed, help};
 
 use crate::support::BINARY;
 
@@ -17,5 +17,5 @@ This page has the help of every command. It is made from the program:
 fn the_page_of_options_is_the_help() {
     let text = format!("{HEAD}{}", help::sections(Path::new(BINARY), "penstock"));
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli-options.md");
-    help::compare(&page, &text, "penstock");
+    committed::compare(&page, &text, "-p penstock --test all options");
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::exposition::{lint, text};
 use crate::rates::fixture::reading;
+use penstock_testing::committed;
 use std::path::Path;
 
 fn sample() -> Reading {
@@ -130,17 +131,7 @@ fn the_list_in_the_docs_is_fresh() {
         let (name, kind) = (full_name(&metric), word(metric.kind()));
         list.push_str(&format!("| `{name}` | {kind} | {unit} | {labels} | {help} |\n"));
     }
-    let (begin, end) = ("<!-- begin generated list -->\n", "<!-- end generated list -->");
+    let markers = ("<!-- begin generated list -->\n", "<!-- end generated list -->");
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/metrics.md");
-    let text = std::fs::read_to_string(&file).unwrap();
-    let (head, rest) = text.split_once(begin).unwrap();
-    let (old, tail) = rest.split_once(end).unwrap();
-    if std::env::var_os("PENSTOCK_BLESS").is_some() {
-        std::fs::write(&file, format!("{head}{begin}{list}{end}{tail}")).unwrap();
-    } else {
-        assert_eq!(
-            old, list,
-            "docs/reference/metrics.md is stale; run this test with PENSTOCK_BLESS=1"
-        );
-    }
+    committed::compare_part(&file, markers, &list, "-p penstock the_list_in_the_docs");
 }

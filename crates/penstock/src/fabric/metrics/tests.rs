@@ -1,5 +1,6 @@
 use super::*;
 use crate::exposition::{lint, text};
+use penstock_testing::committed;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
@@ -116,20 +117,12 @@ fn the_list_of_the_controllers_metrics_in_the_docs_is_fresh() {
         list.push_str(&format!("| `{name}` | {kind} | {unit} | {labels} | {help} |\n"));
         assert!(names.insert(name.clone()), "two metrics of the name {name}");
     }
-    let begin = "<!-- begin generated list of the controller -->\n";
-    let end = "<!-- end generated list of the controller -->";
+    let markers = (
+        "<!-- begin generated list of the controller -->\n",
+        "<!-- end generated list of the controller -->",
+    );
     let file = root().join("docs/reference/metrics.md");
-    let text = fs::read_to_string(&file).unwrap();
-    let (head, rest) = text.split_once(begin).unwrap();
-    let (old, tail) = rest.split_once(end).unwrap();
-    if std::env::var_os("PENSTOCK_BLESS").is_some() {
-        fs::write(&file, format!("{head}{begin}{list}{end}{tail}")).unwrap();
-    } else {
-        assert_eq!(
-            old, list,
-            "docs/reference/metrics.md is stale; run this test with PENSTOCK_BLESS=1"
-        );
-    }
+    committed::compare_part(&file, markers, &list, "-p penstock the_list_of_the_controllers");
 }
 
 /// Every metric of the docs with its labels.

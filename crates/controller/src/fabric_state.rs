@@ -278,8 +278,8 @@ impl Fabric {
         });
     }
 
-    /// Notes the hosts that may still mark for removed tenants: those whose plan is `out_of_date`. A
-    /// host that is away marks by its last plan, unless an operator has set it failed.
+    /// Notes the hosts that may still mark for removed tenants: those whose plan is `out_of_date`.
+    /// A host that is away marks by its last plan, unless an operator has set it failed.
     pub fn note_marking(&mut self, out_of_date: &BTreeSet<NodeId>) {
         let ledger = self.datacenter.ledger();
         for leaving in self.leaving.values_mut() {

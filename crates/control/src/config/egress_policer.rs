@@ -85,7 +85,7 @@ impl EgressPolicer {
         for (key, depth, least, has_rate, rate) in depths {
             let Some(depth) = depth else { continue };
             if !has_rate {
-                let problem = format!("`{key}` goes with `{rate}`");
+                let problem = format!("`{key}` needs `{rate}`");
                 report.at(object, &key, problem, format!("add `{rate}`, or remove it"));
             } else if !(least..=DEPTH_MAX).contains(&depth) {
                 outside(report, &key, depth.to_string(), least.to_string(), DEPTH_MAX.to_string());

@@ -83,12 +83,12 @@ fn limit(police: &IngressPolicer) -> Result<Limit, IngressPolicerError> {
             let burst = burst.unwrap_or_else(|| default_frames(rate.0));
             Ok(Limit::Packets { rate: rate.0, burst })
         }
-        (Some(_), None) if burst.is_some() => odd("`burst` goes with `pps`", "write `cbs`"),
+        (Some(_), None) if burst.is_some() => odd("`burst` needs `pps`", "write `cbs`"),
         (Some(cir), None) => {
             let cbs = cbs.unwrap_or_else(|| default_depth(cir));
             match (pir, pbs, ebs) {
                 (None, None, ebs) => Ok(Limit::SingleRate { cir, cbs, ebs: ebs.unwrap_or(0) }),
-                (None, Some(_), _) => odd("`pbs` goes with `pir`", "add `pir`, or write `ebs`"),
+                (None, Some(_), _) => odd("`pbs` needs `pir`", "add `pir`, or write `ebs`"),
                 (Some(_), _, Some(_)) => {
                     odd("`pir` (RFC 2698) and `ebs` (RFC 2697) exclude each other", "keep one")
                 }
@@ -232,8 +232,8 @@ mod tests {
             ("{ cir = \"1G\", pps = \"1k\" }", "`cir` and `pps` exclude each other"),
             ("{ cbs = 1 }", "neither `cir` nor `pps` is there"),
             ("{ pps = \"1k\", cbs = 5 }", "`pps` allows only `burst` beside it"),
-            ("{ cir = \"1G\", burst = 5 }", "`burst` goes with `pps`"),
-            ("{ cir = \"1G\", pbs = 5 }", "`pbs` goes with `pir`"),
+            ("{ cir = \"1G\", burst = 5 }", "`burst` needs `pps`"),
+            ("{ cir = \"1G\", pbs = 5 }", "`pbs` needs `pir`"),
             ("{ cir = \"1G\", ebs = 5, pir = \"1G\" }", "`pir` (RFC 2698) and `ebs`"),
             ("{ cir = \"1G\", pir = \"1M\" }", "peak rate 1M is below the committed rate 1G"),
             ("{ cir = \"1k\" }", "rate 1k is out of range"),

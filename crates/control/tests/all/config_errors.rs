@@ -270,7 +270,7 @@ rtp = [{ port = 5004 }]
             r#"6:20: port "vm3": `receive.rate` 1k is out of range; write 8k to 400G"#,
             "6:34: port \"vm3\": `receive.burst` 100 is out of range; write 1514 to \
                  536870912",
-            r#"6:48: port "vm3": `receive.frames` goes with `pps`; add `pps`, or remove it"#,
+            r#"6:48: port "vm3": `receive.frames` needs `pps`; add `pps`, or remove it"#,
             "6:61: port \"vm3\": `sharing` belongs to the tenant; move it to `receive` of \
                  the [[tenant]]",
             "7:25: port \"vm3\": UDP port 5004 is 0 or marked twice; write each of 1 to \

@@ -248,8 +248,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Removes a tenant. The first pass after [`Self::stopped_marking`] was called for all of the
-    /// tenant's hosts releases its queues.
+    /// Removes a tenant. The first pass after [`Self::note_marking`] has found no host that may
+    /// still mark for it releases its queues.
     ///
     /// # Errors
     /// There is no such tenant.

@@ -248,8 +248,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Removes a tenant. The first pass after [`Self::note_marking`] has found no host that may
-    /// still mark for it releases its queues.
+    /// Removes a tenant. Its queues stay until [`Self::note_marking`] finds no host that may still
+    /// mark for the tenant. The next pass then releases them.
     ///
     /// # Errors
     /// There is no such tenant.
@@ -278,8 +278,9 @@ impl Fabric {
         });
     }
 
-    /// Notes the hosts that may still mark for removed tenants: those whose plan is `out_of_date`.
-    /// A host that is away marks by its last plan, unless an operator has set it failed.
+    /// Updates which hosts may still mark for removed tenants. `out_of_date` has the hosts without
+    /// their present plan. Such a host marks by its last plan, unless an operator has set it to
+    /// failed.
     pub fn note_marking(&mut self, out_of_date: &BTreeSet<NodeId>) {
         let ledger = self.datacenter.ledger();
         for leaving in self.leaving.values_mut() {
@@ -312,7 +313,7 @@ impl Fabric {
         Ok((moved, self.record(slot)))
     }
 
-    /// Changes a node's state. If `evacuate` is true, its tenants move.
+    /// Changes a node's state. If `evacuate` is true, the node's tenants move.
     ///
     /// # Errors
     /// There is no such node.
@@ -416,7 +417,7 @@ impl Fabric {
         change(binding, topology, &candidates)
     }
 
-    /// Ends an interval. It updates scores and usage.
+    /// Updates scores and usage at the end of an interval.
     pub fn follow(&mut self, usage: &Usage) {
         let mut of_tenant: BTreeMap<TenantSlot, Vec<HostUsage>> = BTreeMap::new();
         for (server, used) in usage {
@@ -457,7 +458,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Adds the reservations of all tenants. Ports then have weights before the first pass.
+    /// Adds the reservations of all tenants, so that ports have weights before the first pass.
     pub fn reserve_all(&mut self) {
         let Self { datacenter, binding, .. } = self;
         let all = datacenter.tenants().map(|(slot, t)| (slot, t.placement.entry.links.as_slice()));
@@ -473,7 +474,7 @@ impl Fabric {
         binding.reserve(datacenter.topology(), slot, before, now)
     }
 
-    /// Returns the links of a tenant, and its reservations there.
+    /// Returns the links of a tenant, and the tenant's reservations there.
     #[must_use]
     pub fn links(&self, slot: TenantSlot) -> &[(LinkId, Need)] {
         let tenant = self.datacenter.tenant(slot);

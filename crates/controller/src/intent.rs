@@ -332,7 +332,7 @@ impl PlacementRecord {
             }
         }
         let bandwidth = links.iter().map(|(_, need)| u128::from(need.larger().0)).sum();
-        // The number of tenants on these links is unknown. It is only informational.
+        // The record lacks the number of tenants on these links, which is only informational.
         let cost = Cost { bandwidth, queue: 0, overfull: 0, weighed: self.cost };
         let root = names.node(tenant, &self.root)?;
         Ok(Placement { root, shares, entry: Entry { slots, links }, cost })

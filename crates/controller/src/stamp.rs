@@ -7,10 +7,10 @@
 //!
 //! # Approach
 //!
-//! Every message from a controller to a host or switch carries a stamp. It has the number of the
-//! controller's term and the number of the decision within this term. The store increases the term
-//! with every election. A receiver keeps the highest stamp that it has seen and refuses lower ones.
-//! A restored or new store starts with lower numbers. An operator then raises them with
+//! Every message from a controller to a host or switch carries a stamp. A stamp has the number of
+//! the controller's term and the number of the decision within this term. The store increases the
+//! term with every election. A receiver keeps the highest stamp that it has seen and refuses lower
+//! ones. A restored or new store starts with lower terms. An operator then raises them with
 //! `penstock controller epoch` (`docs/guides/disaster-recovery.md`).
 
 use std::fmt;

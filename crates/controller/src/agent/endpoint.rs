@@ -25,7 +25,6 @@ use crate::wire::describe;
 const PING_EVERY: Duration = Duration::from_secs(4);
 const PING_LIMIT: Duration = Duration::from_secs(4);
 
-/// Connects to a controller. The error says what went wrong.
 pub(super) async fn connect(settings: &AgentSettings, named: &str) -> Result<Channel, String> {
     let uri = settings.uri(named)?;
     // The connector below adds TLS.

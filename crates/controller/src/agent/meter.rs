@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
 
-/// Bytes of a tenant over the network since its counters started.
+/// Network traffic of a tenant in bytes, since its counters started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     /// Bytes that the tenant's VMs on this host sent.
@@ -22,13 +22,13 @@ pub(super) struct UsageMeter {
 }
 
 impl UsageMeter {
-    /// Starts a session with these counters.
+    /// Creates the meter of a session. The session's first report counts from `now`.
     pub(super) fn new(now: BTreeMap<String, Carried>) -> Self {
         Self { number: 0, before: now }
     }
 
-    /// Returns the next report. `after` is the time since the previous report. `None` if that is
-    /// too long for a rate.
+    /// Returns the next report. `after` is the time since the previous report. Returns `None` if
+    /// `after` is too long for a report.
     ///
     /// If a counter is new or has decreased, it has started at 0. If there are more tenants than a
     /// report may have, the report contains the tenants with the most traffic.

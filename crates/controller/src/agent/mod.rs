@@ -10,7 +10,7 @@
 //! The agent calls its known controllers in turn and follows redirections to the leader. Pauses
 //! grow with every round without success. The agent stores the last plan in a file. After a
 //! restart, it applies this plan before it has found a controller. It refuses a plan if it has seen
-//! a higher stamp. If no controller takes reports, the agent sets [`AgentState::stale_since`] and
+//! a higher stamp. If no controller accepts reports, the agent sets [`AgentState::stale_since`] and
 //! does not change the switch.
 //!
 //! # Order
@@ -19,8 +19,9 @@
 //! these steps, it follows the previous plan, and the controller expects this. If the agent cannot
 //! store a plan, it overwrites the stored plan with the new stamp alone. The new plan stays in
 //! force, [`AgentState::unkept`] shows that it is not stored, and the agent retries. If the host
-//! restarts before that, it has no plan, and all tenants share queue 0, which always exists. The
-//! old plan would be wrong, because its code points may belong to other tenants by then.
+//! restarts before the plan is stored, it has no plan, and all tenants share queue 0, which always
+//! exists. The old plan would be wrong, because its code points may belong to other tenants by
+//! then.
 //!
 //! # Departures
 //!
@@ -104,7 +105,7 @@ impl Agent {
         Ok(Self { settings, side, saved, state, has, pending, retry })
     }
 
-    /// Returns the agent's state, as it changes.
+    /// Returns a receiver of the agent's state. It is notified of every change.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<AgentState> {
         self.state.subscribe()
@@ -117,7 +118,7 @@ impl Agent {
         let watcher = state::watch_staleness(self.state.clone());
         let (state, host) = (self.state.clone(), self.settings.host.clone());
         let making_up = self.saved.clone().make_up(move |stamp| {
-            tracing::info!(host, %stamp, "the plan is saved now");
+            tracing::info!(host, %stamp, "the plan is now stored");
             state.send_modify(|state| state.unkept = None);
         });
         let work = async {
@@ -149,9 +150,9 @@ impl Agent {
             Ok(SavedPlan::Stamp(stamp)) => {
                 self.has = stamp;
                 self.state.send_modify(|state| state.told = stamp);
-                let what = "could not be kept before the restart";
+                let what = "could not be stored before the restart";
                 self.problem(format!(
-                    "plan {stamp} {what}; all tenants share queue 0 until one comes"
+                    "plan {stamp} {what}; all tenants share queue 0 until a plan arrives"
                 ));
             }
             Ok(SavedPlan::Nothing) => {}
@@ -172,7 +173,7 @@ impl Agent {
                     state.counts.resumed += 1;
                 });
             }
-            Err(problem) => self.problem(format!("the plan of before the restart: {problem}")),
+            Err(problem) => self.problem(format!("the plan from before the restart: {problem}")),
         }
     }
 

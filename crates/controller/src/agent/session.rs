@@ -124,7 +124,7 @@ impl Agent {
         }
         if !REPORT_MILLIS.contains(&millis) {
             let (least, most) = (REPORT_MILLIS.start(), REPORT_MILLIS.end());
-            let problem = format!("wants a report every {millis} ms; {least} to {most} can be");
+            let problem = format!("wants a report every {millis} ms, not {least} to {most}");
             return Err(End::Problem(problem));
         }
         let (meter, measured) = (None, Instant::now());
@@ -167,7 +167,7 @@ impl Agent {
                         }
                         Some(ToAgent::Elsewhere(other)) => return End::Elsewhere(other.leader),
                         Some(ToAgent::Welcome(_)) | None => {
-                            return End::Problem("said what makes no sense here".to_owned());
+                            return End::Problem("sent an unexpected message".to_owned());
                         }
                     }
                 }
@@ -176,8 +176,8 @@ impl Agent {
         }
     }
 
-    /// Handles a received plan. It starts to apply the plan, or returns an answer that says why
-    /// not.
+    /// Starts to apply a received plan. If the agent refuses the plan, the error is its answer to
+    /// the controller.
     fn told(&mut self, plan: v1::HostPlan, epoch: u64) -> Result<Work, Box<AgentMessage>> {
         let stamp: Stamp = plan.stamp.unwrap_or_default().into();
         let plan = match HostPlan::try_from(plan) {
@@ -204,7 +204,7 @@ impl Agent {
         }))
     }
 
-    /// Handles a plan as if a controller of this epoch had sent it. It needs no session. Returns
+    /// Handles a plan as if a controller of this epoch had sent it, but without a session. Returns
     /// the answer.
     #[doc(hidden)]
     pub async fn hear(&mut self, plan: v1::HostPlan, epoch: u64) -> AgentMessage {

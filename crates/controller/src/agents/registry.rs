@@ -68,7 +68,7 @@ pub struct AgentCounts {
     pub ended: u64,
     /// Sessions or messages that were refused.
     pub refused: u64,
-    /// Connections that were refused because their certificate had too many.
+    /// Connections that were refused because their certificate had too many connections already.
     pub crowded: u64,
     /// Reports that were accepted.
     pub reports: u64,
@@ -96,7 +96,7 @@ pub struct Registry {
     arrived: tokio::sync::Notify,
 }
 
-/// The known hosts.
+/// Decides which hosts may have a session.
 pub trait Known: Send + Sync + std::fmt::Debug {
     fn is_host(&self, name: &str) -> bool;
 }
@@ -206,7 +206,7 @@ impl Registry {
         result.map(|_| ())
     }
 
-    /// Handles the result of a plan that a host reports.
+    /// Handles a host's answer to a plan.
     ///
     /// # Errors
     /// The message violates a rule. The session must end.
@@ -229,7 +229,7 @@ impl Registry {
             session.has = session.has.max(stamp);
         }
         let later = has.filter(|has| *has > stamp);
-        // A plan is complete, so a later plan includes the earlier ones.
+        // Every plan is complete, so this answer also settles the earlier plans.
         let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut session.waiting)
             .into_iter()
             .partition(|(waits_for, _)| *waits_for <= stamp);
@@ -301,7 +301,7 @@ impl Registry {
         *self.counts.borrow()
     }
 
-    /// Returns the counters, as they change.
+    /// Returns a receiver of the counters. It is notified of every change.
     #[must_use]
     pub fn watch_counts(&self) -> watch::Receiver<AgentCounts> {
         self.counts.subscribe()
@@ -309,7 +309,7 @@ impl Registry {
 }
 
 impl Inner {
-    /// Returns whether the report was accepted. It does not accept a report of a replaced session.
+    /// Returns whether the report was accepted. A report of a replaced session is not.
     fn report(&mut self, host: &str, number: u64, report: v1::Report) -> Result<bool, Violation> {
         let Some(session) = self.sessions.get_mut(host).filter(|s| s.number == number) else {
             return Ok(false);
@@ -361,7 +361,7 @@ impl Hosts for Registry {
             }
             session.waiting.push((plan.stamp, done));
         }
-        // In this case, the session ended before the host answered.
+        // The sender is gone if the session ended before the host answered.
         answer.await.unwrap_or_else(|_| Err(HostError::Away(host.to_owned())))
     }
 

@@ -62,7 +62,7 @@ pub async fn serve(
         .add_service(service)
         .serve_with_incoming_shutdown(incoming, stop);
     let overdue = async {
-        // The server does not stop by itself, so it is dropped.
+        // Open sessions would keep the server running, so it is dropped after `GRACE`.
         if stops.await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -166,7 +166,7 @@ impl AgentServer {
                         }
                     }
                     None => {
-                        let why = "another session of this host began, or it took nothing";
+                        let why = "the host began another session, or read no messages";
                         break Some(Status::aborted(why));
                     }
                 },

@@ -1,8 +1,8 @@
 //! Limits the rate of an agent's messages.
 //!
 //! A session may send [`BURST`] reports at once, and two reports in each interval after that. A
-//! delayed agent needs no more, because it has one report to send and not hundreds. It may answer
-//! each plan once.
+//! delayed agent needs no higher rate, because it sends one report for the whole delay. An agent
+//! may answer each plan once.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl Turn {
 
     /// Fails if the agent has answered all plans.
     pub(super) fn answer(&mut self) -> Result<(), String> {
-        self.owed = self.owed.checked_sub(1).ok_or("an answer to a plan that it was not told")?;
+        self.owed = self.owed.checked_sub(1).ok_or("an answer without a plan")?;
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! `[controller]`, `[store]`, `[binding]`, `[tls]` and `[[switch]]`: the fabric's controller.
+//! Reads a controller's file: `[controller]`, `[store]`, `[binding]`, `[tls]` and `[[switch]]`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -32,7 +32,8 @@ pub const SCHEMAS: [FileSchema; 3] = [
 /// Reads the text of a datacenter. `file` is the name of the file in errors.
 ///
 /// # Errors
-/// All mistakes of the first step that has any, in the order of the text.
+/// The text has mistakes. The error has all mistakes of the first step that finds any, in the order
+/// of the text.
 pub fn parse_topology(text: &str, file: &str) -> Result<FabricFile, ConfigErrors> {
     read(text, file, |root, report| {
         unknown_sections(root, &topology::SECTIONS, report);
@@ -44,7 +45,7 @@ pub fn parse_topology(text: &str, file: &str) -> Result<FabricFile, ConfigErrors
 /// earlier tenants of the file and those that are `known` already.
 ///
 /// # Errors
-/// As [`parse_topology`].
+/// The same as those of [`parse_topology`].
 pub fn parse_tenants(
     text: &str,
     file: &str,
@@ -60,7 +61,7 @@ pub fn parse_tenants(
 /// Reads a datacenter's file.
 ///
 /// # Errors
-/// As [`parse_topology`]. A file that cannot be read is a mistake.
+/// The same as those of [`parse_topology`]. A file that cannot be read is a mistake.
 pub fn load_topology(path: &Path) -> Result<FabricFile, ConfigErrors> {
     parse_topology(&read_file(path)?, &path.display().to_string())
 }
@@ -68,7 +69,7 @@ pub fn load_topology(path: &Path) -> Result<FabricFile, ConfigErrors> {
 /// Reads a file of tenants.
 ///
 /// # Errors
-/// As [`parse_tenants`]. A file that cannot be read is a mistake.
+/// The same as those of [`parse_tenants`]. A file that cannot be read is a mistake.
 pub fn load_tenants(path: &Path, topology: &Topology) -> Result<Vec<TenantWish>, ConfigErrors> {
     parse_tenants(&read_file(path)?, &path.display().to_string(), topology, &[])
 }
@@ -77,7 +78,7 @@ pub fn load_tenants(path: &Path, topology: &Topology) -> Result<Vec<TenantWish>,
 /// folder.
 ///
 /// # Errors
-/// As [`parse_topology`]. Mistakes of the topology's file are included.
+/// The same as those of [`parse_topology`]. Mistakes of the topology's file are included.
 pub fn load_controller(path: &Path) -> Result<ControllerFile, ConfigErrors> {
     let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
     read(&read_file(path)?, &path.display().to_string(), |root, report| {

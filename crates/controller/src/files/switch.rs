@@ -1,4 +1,4 @@
-//! `[[switch]]`: the driver of a switch of the topology, and its address.
+//! Reads `[[switch]]`, which has the driver and the address of a switch in the topology.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

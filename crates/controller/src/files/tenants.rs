@@ -1,4 +1,4 @@
-//! `[[tenant]]`: the requests of tenants.
+//! Reads `[[tenant]]`, which has the request of a tenant.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
-//! `[fabric]`, `[servers]` and `[[tier]]`, or `[[server]]`, `[[switch]]` and `[[link]]`; `[[out]]`.
+//! Reads the file of a datacenter. It has `[fabric]`, `[[out]]`, and one of two trees: a regular
+//! tree (`[servers]` and `[[tier]]`) or a listed one (`[[server]]`, `[[switch]]` and `[[link]]`).
 
 use penstock_fabric::ledger::Service;
 use penstock_fabric::tenant_placement::{Policy, QueueWeight};
@@ -238,7 +239,7 @@ fn check_fabric(object: &Object<'_, Fabric>, report: &mut Report<'_>) -> Option<
     Some(policy)
 }
 
-/// Reports `problem; remedy`.
+/// Reports a text of the form `problem; remedy`.
 fn said<T>(report: &mut Report<'_>, object: &Object<'_, T>, key: &str, text: &str) {
     let (problem, remedy) = text.split_once("; ").unwrap_or((text, "see docs/reference/fabric.md"));
     report.at(object, key, problem, remedy);
@@ -277,7 +278,7 @@ fn read_regular(root: &Table, report: &mut Report<'_>) -> Option<(Topology, Opti
     }
 }
 
-/// A tier's rate: the written one, or computed from the over-subscription.
+/// Returns a tier's rate, as written or computed from the over-subscription.
 fn tier_rate(
     object: &Object<'_, TierTable>,
     tier: &TierTable,

@@ -26,7 +26,7 @@ impl Leader {
     /// Places a tenant and informs its hosts.
     ///
     /// # Errors
-    /// The tenant cannot be placed, or the store refused it. Nothing has changed then.
+    /// The tenant cannot be placed, or the store refused the change. Nothing has changed then.
     pub async fn add(&mut self, spec: TenantSpec) -> Result<TenantRecord, LeaderError> {
         let mut added = self.add_all(vec![spec]).await;
         added.pop().expect("one tenant was added")
@@ -81,7 +81,7 @@ impl Leader {
     /// Removes a tenant. Its queues are released in the next interval.
     ///
     /// # Errors
-    /// There is no such tenant, or the store refused it. Nothing has changed then.
+    /// There is no such tenant, or the store refused the change. Nothing has changed then.
     pub async fn remove(&mut self, name: &str) -> Result<(), LeaderError> {
         if self.fabric.slot(name).is_none() {
             return Err(ChangeRefused::Unknown(name.to_owned()).into());
@@ -97,7 +97,7 @@ impl Leader {
     /// Adds `more` VMs of a class to a tenant.
     ///
     /// # Errors
-    /// There is no room, or the store refused it. Nothing has changed then.
+    /// There is no room, or the store refused the change. Nothing has changed then.
     pub async fn grow(
         &mut self,
         name: &str,
@@ -122,10 +122,10 @@ impl Leader {
         Ok((moved, record))
     }
 
-    /// Changes a node's state. Its tenants move if there is room elsewhere.
+    /// Changes a node's state. The node's tenants move if there is room elsewhere.
     ///
     /// # Errors
-    /// There is no such node, or the store refused it. Nothing has changed then.
+    /// There is no such node, or the store refused the change. Nothing has changed then.
     pub async fn set_service(
         &mut self,
         node: &str,
@@ -169,11 +169,12 @@ impl Leader {
     /// Sets the mode of this controller and its successors.
     ///
     /// # Errors
-    /// The store refused it. Nothing has changed then.
+    /// The store refused the change. Nothing has changed then.
     pub async fn set_mode(&mut self, mode: Mode) -> Result<(), LeaderError> {
         self.commit(vec![put(MODE.to_owned(), &mode)]).await?;
         if self.mode == Mode::Observe && mode != Mode::Observe {
-            // Decisions from observe mode were never carried out.
+            // Decisions from observe mode were never carried out, so the leader returns to the
+            // stored state.
             self.mode = mode;
             self.back_to_stored().await?;
         }
@@ -187,7 +188,7 @@ impl Leader {
     /// sessions.
     ///
     /// # Errors
-    /// The epoch is above [`EPOCH_MAX`], or the store refused it. Nothing has changed then.
+    /// The epoch is above [`EPOCH_MAX`], or the store refused the change. Nothing has changed then.
     pub async fn raise_epoch(&mut self, at_least: u64) -> Result<u64, LeaderError> {
         if at_least > EPOCH_MAX {
             return Err(LeaderError::Epoch { asked: at_least, most: EPOCH_MAX });
@@ -195,7 +196,7 @@ impl Leader {
         if at_least <= self.stamp.epoch {
             return Ok(self.stamp.epoch);
         }
-        // The store has the difference, so that a successor's epoch is later than this one.
+        // The store keeps the difference, so that a successor's epoch is later than this one.
         let more = at_least.saturating_sub(self.leadership.created.0);
         self.commit(vec![put(EPOCHS.to_owned(), &more)]).await?;
         self.stamp = Stamp { epoch: at_least, generation: 0 };
@@ -233,7 +234,7 @@ impl Leader {
         };
         let mut report = IntervalReport::default();
         self.decide(pass, &mut report).await?;
-        let text = format!("queues of before are back; mode hold, {} steps", report.steps);
+        let text = format!("the previous queues are restored; mode hold, {} steps", report.steps);
         self.tell(Severity::Warning, "reverted", "", &text);
         Ok(report)
     }

@@ -8,9 +8,9 @@
 //! # Approach
 //!
 //! Only the leader compacts. It compacts up to the last revision that it knew one period ago, so
-//! between one and two periods of history are kept. Present values stay. These include all values
-//! that a transaction compares, because the leader's key exists. If a watch was interrupted for
-//! longer, it gets an error, and its reader lists again.
+//! between one and two periods of history are kept. Compaction keeps present values. The leader's
+//! key, which every transaction of the leader compares, is one of them. If a watch was interrupted
+//! for longer than the kept history, it gets an error, and its reader lists again.
 
 use std::time::Duration;
 

@@ -13,7 +13,7 @@
 //!
 //! # Departures
 //!
-//! Takeover, modes and reverting are additions: `docs/reference/controller.md`.
+//! QShare does not specify takeover, modes and reverting. `docs/reference/controller.md` does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -53,7 +53,7 @@ pub use report::{IntervalReport, Totals};
 
 /// Number of earlier bindings that are kept so that an operator can revert.
 pub const HISTORY_MAX: usize = 16;
-/// Largest number of plans that the leader tries in an interval. Each leaves out the hosts and
+/// Largest number of plans that the leader tries in an interval. Each plan leaves out the hosts and
 /// switches that failed before.
 const TRIES: usize = 4;
 /// Prefix of the keys of nodes that are out of service.
@@ -193,7 +193,8 @@ impl Leader {
             let record: TenantRecord = intent::from_bytes(&entry.key, &entry.value)?;
             records.push((entry.created, record));
         }
-        // They are in the order of arrival, because a tenant may refer to earlier tenants.
+        // The records are restored in the order of arrival, because a tenant may refer to earlier
+        // tenants.
         records.sort_by_key(|(created, _)| *created);
         for (_, record) in records {
             let name = record.spec.name.clone();
@@ -285,7 +286,7 @@ impl Leader {
         }
     }
 
-    /// Ends an interval.
+    /// Decides on an interval with this usage, and carries the decision out.
     ///
     /// # Errors
     /// [`LeaderError::Deposed`], or the store cannot be written. In both cases nothing has changed.
@@ -405,8 +406,9 @@ impl Leader {
                 self.troubles("taken-back", &why);
                 self.troubles("out-of-date", &stuck);
                 self.fabric.put_back(before);
-                // Parts of the plan's binding are stored under its stamp. A host or switch may be
-                // wrong when it says that another controller leads, but the store knows.
+                // The stored parts of the plan's binding have its stamp, so the old binding needs a
+                // new one. The store refuses this write if another controller leads. A host or
+                // switch that claims so may be wrong.
                 self.next_stamp();
                 self.put_binding(false).await?;
                 Ok(false)

@@ -1,4 +1,4 @@
-//! Reports of an interval, and sums over all of them.
+//! The report of an interval, and sums over all intervals of a leader's term.
 
 use std::time::Duration;
 

@@ -67,8 +67,8 @@ pub struct Gate<L> {
 }
 
 impl<L: Listener> Gate<L> {
-    /// Creates a gate that permits at most `connections` at a time, and at most one for each
-    /// `descriptors` that this process may have.
+    /// Creates a gate. It permits at most `connections` connections at a time, and at most one for
+    /// each `descriptors` descriptors that this process may have.
     #[must_use]
     pub fn new(what: &'static str, listener: L, connections: usize, descriptors: usize) -> Self {
         let places = connections.min(descriptor_limit() / descriptors.max(1)).max(1);
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// A listener that fails this often, and then returns connections.
+    /// A listener that fails `left` times and then returns connections.
     struct Failing {
         left: AtomicUsize,
         calls: Arc<AtomicUsize>,

@@ -3,7 +3,7 @@
 //! If a client shows no valid certificate within [`Limits::handshake`], the port disconnects and
 //! counts it. A certificate has a bounded number of connections ([`Limits::per_certificate`]), so a
 //! stolen certificate cannot use all places. The first connections beyond that number get an error
-//! from the service and end within [`TOLD_FOR`]. The port drops further ones. Every admitted
+//! from the service and end within [`TOLD_FOR`]. The port drops further connections. Every admitted
 //! connection has limits on its streams, on message sizes and on the time without traffic. If a
 //! client exceeds a limit, it loses only its own connection.
 
@@ -120,8 +120,8 @@ pub fn incoming(
     ReceiverStream::new(incoming)
 }
 
-/// Admits connections of a socket that only its owner can open. There are at most `connections`,
-/// and at most one for each `descriptors` that the process may have.
+/// Admits connections of a socket that only its owner can open. There are at most `connections`
+/// connections, and at most one for each `descriptors` descriptors that the process may have.
 #[must_use]
 pub fn local(listener: UnixListener, connections: usize, descriptors: usize) -> Incoming {
     let (out, incoming) = mpsc::channel(1);

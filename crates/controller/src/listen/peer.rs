@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tonic::Status;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-/// The peer of a connection. Each of its requests has it as an extension.
+/// The peer of a connection. Every request on the connection carries it as an extension.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
     /// Names in the peer's certificate, if it showed one.

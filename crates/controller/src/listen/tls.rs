@@ -1,4 +1,4 @@
-//! Certificates of a port, which may change while it is served.
+//! Certificates of a port. They may change while the port is served.
 //!
 //! A handshake uses the certificates that are in force at that time. If they change, an admitted
 //! connection continues. It ends only if a new revocation list contains one of its certificates.

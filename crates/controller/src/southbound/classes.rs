@@ -33,8 +33,9 @@ use super::driver::{Capabilities, ONE_STEP, PortState, SwitchState};
 
 /// Completes `wanted` for a switch with classes. Some ports do not name a code point, because its
 /// tenant does not send through them. If all ports that name it use the same queue, the code point
-/// gets that queue on all ports. If it had queue 0 there, each set of ports would need a class of
-/// its own. With one queue per switch and tenant, the switch then needs fewer classes than queues.
+/// gets that queue on all ports. With queue 0 on the other ports, each set of ports would need a
+/// class of its own. With one queue per switch and tenant, the switch then needs fewer classes than
+/// queues.
 pub(super) fn complete(can: &Capabilities, wanted: &mut SwitchState) {
     if can.classes >= ONE_STEP || !can.remap {
         return;

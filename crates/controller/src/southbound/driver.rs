@@ -157,9 +157,9 @@ pub enum DriverError {
     #[error("switch {switch}: its answer to {what} is not valid: {problem}")]
     Rubbish {
         switch: String,
-        /// What was requested.
+        /// The request that the switch answered.
         what: String,
-        /// What is wrong with the answer.
+        /// The problem of the answer.
         problem: String,
     },
     /// The request exceeds the switch's capabilities.

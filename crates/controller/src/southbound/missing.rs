@@ -18,7 +18,7 @@ pub async fn missing(
     Ok(diff(&driver.read_back().await?, &wanted))
 }
 
-/// `wanted` as a switch with these capabilities implements it.
+/// Returns `wanted` as a switch with these capabilities implements it.
 fn possible(
     switch: &str,
     can: &Capabilities,

@@ -3,8 +3,8 @@
 //! # Problem
 //!
 //! A binding consists of queue weights and a map from code point to queue on each port. Every
-//! vendor has its own syntax and limits for these. Some switches report a state that they do not
-//! have.
+//! vendor has its own syntax and limits for weights and maps. Some switches report a state that
+//! they do not have.
 //!
 //! # Approach
 //!

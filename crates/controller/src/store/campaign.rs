@@ -26,7 +26,7 @@ use super::contract::{
 /// Returns the leader of the election at `key`. The entry's value is the candidate's name.
 ///
 /// # Errors
-/// Those of [`Store::list`].
+/// The same as those of [`Store::list`].
 pub async fn leader(store: &dyn Store, key: &str) -> Result<Option<Entry>, StoreError> {
     let candidates = store.list(&below(key)).await?.entries;
     Ok(candidates.into_iter().min_by_key(|candidate| candidate.created))
@@ -154,7 +154,7 @@ impl<S: Store + 'static> Drop for CandidateKey<S> {
             let withdrawal =
                 Transaction { compare: Vec::new(), writes: vec![Write::Delete(key.clone())] };
             if let Err(error) = store.commit(withdrawal).await {
-                tracing::warn!(%error, %key, "could not withdraw; the lease will");
+                tracing::warn!(%error, %key, "the candidate's key cannot be deleted; it ends with its lease");
             }
         });
     }

@@ -108,7 +108,7 @@ impl FabricSwitch {
         &self.name
     }
 
-    /// Returns the switch's state, as it changes.
+    /// Returns a receiver of the switch's state. It is notified of every change.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<SwitchStatus> {
         self.status.subscribe()
@@ -133,7 +133,7 @@ impl FabricSwitch {
             SavedPlan::Stamp(stamp) => {
                 told.stamp = stamp;
                 self.status.send_modify(|status| status.stamp = stamp);
-                let what = "could not be kept before the restart";
+                let what = "could not be stored before the restart";
                 self.problem(format!("decision {stamp} {what}; all share queue 0 until one comes"));
                 Ok(None)
             }
@@ -154,7 +154,7 @@ impl FabricSwitch {
     /// Retries to store a state that was not stored. This future never ends.
     pub async fn make_up(&self) {
         let kept = |stamp| {
-            tracing::info!(switch = self.name, %stamp, "the decision is saved now");
+            tracing::info!(switch = self.name, %stamp, "the decision is now stored");
             self.status.send_modify(|status| status.unkept = false);
         };
         self.keeper.clone().make_up(kept).await;

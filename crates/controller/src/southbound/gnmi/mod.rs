@@ -126,7 +126,7 @@ pub struct GnmiSwitch {
     setting: Arc<Mutex<()>>,
 }
 
-/// Whether a target reports that a path does not exist.
+/// Whether a target refused a request because it does not support a type of data or a role.
 fn is_unknown(status: &Status) -> bool {
     matches!(status.code(), Code::Unimplemented | Code::InvalidArgument)
 }
@@ -304,8 +304,8 @@ impl GnmiSwitch {
         state.map_err(|unfit| self.unfit(unfit))
     }
 
-    /// Returns the state of a target with these answers before and after these changes. It needs no
-    /// target.
+    /// Computes a target's state before and after these changes, from the target's answer. This
+    /// needs no connection.
     ///
     /// # Errors
     /// The errors are those of [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].

@@ -1,4 +1,4 @@
-//! The driver against a test double: a target with a tree in memory, over TLS.
+//! Tests the driver with a test double: a target with a tree in memory, over TLS.
 
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../../../tests/all/common/gnmi_target.rs"]

@@ -1,4 +1,4 @@
-//! The driver against a runner with prepared answers, including invalid ones.
+//! Tests the driver with a runner that returns prepared answers, including invalid ones.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//! A simulated switch works, and fails as configured.
+//! Tests that a simulated switch works, and that it fails as configured.
 
 use super::*;
 use crate::southbound::diff;

@@ -189,7 +189,7 @@ impl SonicSwitch {
             }
             Unfit::Voq => {
                 let limit = "it has virtual output queues, whose keys name chassis and ASIC";
-                let remedy = "leave it to itself; this driver has switches of one ASIC alone";
+                let remedy = "leave it out of the fabric; this driver supports only switches with one ASIC";
                 self.beyond("switch_type voq".to_owned(), limit.to_owned(), remedy)
             }
             Unfit::Rubbish(what, problem) => {
@@ -208,7 +208,7 @@ impl SonicSwitch {
         }
     }
 
-    /// Time limit of a whole conversation.
+    /// Runs a whole conversation within the time limit.
     async fn bounded<T>(
         &self,
         work: impl Future<Output = Result<T, DriverError>> + Send,
@@ -271,8 +271,8 @@ impl SonicSwitch {
         })
     }
 
-    /// Returns the commands that these changes send to databases with these entries, and the states
-    /// before and after. It needs no switch. After an error, the entries are unchanged.
+    /// Computes the commands that these changes send to databases with these entries, and the
+    /// states before and after. This needs no switch. After an error, the entries are unchanged.
     ///
     /// # Errors
     /// The errors are those of [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
@@ -326,7 +326,7 @@ impl SonicSwitch {
                 let done = wire.commit(&ops).await;
                 done.map_err(|error| self.wire(&words, error))?
             };
-            // The next round reads the result of the transaction, and any interference.
+            // The next round reads the result of the transaction, and any changes by other clients.
             if done && is_last {
                 return Ok(());
             }

@@ -149,7 +149,8 @@ fn assignment(
     }
 }
 
-/// Returns the transactions that give the tables the state `target`. It must name all of `ports`.
+/// Returns the transactions that give the tables the state `target`. `target` must name all of
+/// `ports`.
 pub(super) fn plan(
     settings: &Settings,
     ports: &[String],
@@ -159,7 +160,7 @@ pub(super) fn plan(
     let now = classes(tables)?;
     let Assignment { class, queues: of_class } = assignment(settings, ports, &now, target)?;
     let (mut to_queues, mut bind, mut weigh, mut forget) = (vec![], vec![], vec![], vec![]);
-    // These classes will select another queue on some port.
+    // Marks the classes that will select another queue on some port.
     let mut moves = [false; 256];
     for (n, port) in ports.iter().enumerate() {
         let name = queue_map(&settings.mode, port);

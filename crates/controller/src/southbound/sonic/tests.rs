@@ -1,4 +1,4 @@
-//! Tests of the plan, and of the driver with a redis that gives invalid answers.
+//! Tests the plan, and the driver with a redis that gives invalid answers.
 
 use penstock_units::BitsPerSecond;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -15,10 +15,10 @@
 //! again, so the store recovers when there is space. [`redb`] writes the file by copy on write.
 //! After a power loss, the file therefore has the state before or after a transaction. The store
 //! refuses a damaged file as a whole. If a second program opens the file, it gets an error that
-//! says so.
+//! names this cause.
 //!
 //! Leases end by tokio's clock. They do not outlive the program. When the file is opened, the store
-//! deletes their keys, because no client can renew them.
+//! deletes the keys of earlier leases, because no client can renew them.
 //!
 //! # Cost
 //!

@@ -200,8 +200,7 @@ impl State {
         self.history.place(from)
     }
 
-    /// Returns changes from a position on, and the position after them. It looks at a limited
-    /// number of changes.
+    /// Returns at most `most` changes from a position on, and the position after them.
     pub(super) fn changes(
         &self,
         place: u64,

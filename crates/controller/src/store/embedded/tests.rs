@@ -239,7 +239,7 @@ impl StorageBackend for Disk {
 #[tokio::test]
 async fn a_full_disk_refuses_writes_keeps_all_else_and_goes_on_when_there_is_room() {
     let dir = Dir::new();
-    // A fault happens after each number of writes. It is before, between or after the parts of a
+    // The fault happens after `room_left` writes. This is before, between or after the parts of a
     // commit.
     for room_left in 0..12 {
         let path = dir.0.join(format!("{room_left}.redb"));

@@ -24,7 +24,7 @@ use super::super::contract::StoreError;
 
 /// Pause after a round in which no member could be called.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Largest number of members in one call. Each has an equal share of the time.
+/// Largest number of members in one call. Each member has an equal share of the time.
 const SHARES_MAX: u32 = 3;
 
 #[derive(Debug)]

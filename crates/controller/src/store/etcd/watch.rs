@@ -9,9 +9,9 @@
 //!
 //! The watch tracks delivered changes by revision. A new stream starts one revision *before* the
 //! next one due, and the watch drops older changes. The reason is that etcd reports `compacted`
-//! only for revisions below that of a compaction, but also forgets deletions at that very revision.
-//! If a stream starts one revision earlier, etcd reports the compaction. On a silent stream the
-//! client requests the progress. If no answer comes, it abandons the stream.
+//! only for revisions below the revision of a compaction, but also forgets deletions at this
+//! revision. If a stream starts one revision earlier, etcd reports the compaction. On a silent
+//! stream the client requests the progress. If no answer comes, it abandons the stream.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -154,7 +154,7 @@ impl<S: Store + 'static> Drop for CandidateKey<S> {
             let withdrawal =
                 Transaction { compare: Vec::new(), writes: vec![Write::Delete(key.clone())] };
             if let Err(error) = store.commit(withdrawal).await {
-                tracing::warn!(%error, %key, "the candidate's key cannot be deleted; it ends with its lease");
+                tracing::warn!(%error, %key, "could not withdraw; the key ends with its lease");
             }
         });
     }

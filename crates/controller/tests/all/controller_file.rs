@@ -1,4 +1,4 @@
-//! A controller's file: what it says of switches, and what refuses it.
+//! Tests a controller's file: the settings of switches, and the mistakes that are refused.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ const TOPOLOGY: &str = "[fabric]\nname = \"dc\"\n\n[servers]\nslots = 4\n\n\
 const HEAD: &str = "[controller]\ntopology = \"fabric.toml\"\n\n[store]\npath = \"s\"\n\n\
     [[switch]]\nname = \"rack-0\"\ninterfaces = { server-0 = [\"a\"], server-1 = [\"b\"] }\n";
 
-/// A folder that goes with the test.
+/// A folder that is removed after the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -25,7 +25,7 @@ impl Folder {
         Self(folder)
     }
 
-    /// The file, with these keys of its switch; or its mistakes, without their place.
+    /// Reads the file with these keys of its switch. An error has the mistakes without their lines.
     fn read(&self, switch: &str) -> Result<ControllerFile, Vec<String>> {
         let file = self.0.join("controller.toml");
         fs::write(&file, format!("{HEAD}{switch}")).unwrap();

@@ -1,4 +1,5 @@
-//! Files of a datacenter and of its tenants: what they mean, and what refuses them.
+//! Tests the files of a datacenter and of its tenants: their meaning, and the mistakes that are
+//! refused.
 
 use penstock_controller::files::{parse_tenants, parse_topology};
 use penstock_fabric::ledger::Service;
@@ -13,7 +14,7 @@ const LISTED: &str = "[fabric]\nname = \"lab\"\n\n[[server]]\nname = \"a\"\nslot
     [[link]]\nfrom = \"a\"\nto = \"r\"\nrate = \"1G\"\n\n[[link]]\nfrom = \"b\"\nto = \"r\"\n\
     rate = \"1G\"\n\n[[link]]\nfrom = \"r\"\nto = \"c\"\nrate = \"1G\"\n";
 
-/// The line of the first `text` in a file, as errors name it.
+/// Returns the line of the first `text` in a file. Errors name this line.
 fn line(file: &str, text: &str) -> usize {
     file.lines().position(|line| line.contains(text)).unwrap() + 1
 }
@@ -34,7 +35,7 @@ fn topology() -> Topology {
 fn a_regular_tree_and_a_listed_one_are_read() {
     let file = parse_topology(REGULAR, "f.toml").unwrap();
     assert_eq!((file.headroom_permille, file.topology.servers()), (125, 8));
-    // 40G down over two links up at 4:1.
+    // A node with 40G below it has 10G upwards at 4:1, and 5G on each of its two links.
     assert_eq!(file.regular.unwrap().tiers[1].rate, BitsPerSecond(5_000_000_000));
     let out = "[[out]]\nnode = \"r\"\nstate = \"failed\"\n";
     let file = parse_topology(&format!("{LISTED}\n{out}"), "f.toml").unwrap();

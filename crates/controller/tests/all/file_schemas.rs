@@ -1,5 +1,5 @@
-//! The committed schemas of the controller's files are those that the code makes, and they refuse
-//! what they can of what the code refuses.
+//! Tests that the committed schemas of the controller's files are those that the code makes. The
+//! schemas must also refuse what the code refuses, as far as a schema can express it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,8 @@ fn the_schemas_are_strict() {
     }
 }
 
-/// The kind of an example by its tables; `None` for the host's files, which have their own test.
+/// Returns the kind of an example, by its tables. `None` for the host's files, which have their own
+/// test.
 fn kind(file: &Value) -> Option<&'static str> {
     let has = |table: &str| file.get(table).is_some();
     match () {
@@ -60,7 +61,7 @@ fn every_example_is_right() {
         let wrong = match kind {
             "controller" => load_controller(&path).err(),
             "fabric" => load_topology(&path).err(),
-            // Read with a datacenter, in `fabric_files.rs`.
+            // `fabric_files.rs` reads these files together with a datacenter.
             _ => None,
         };
         assert!(wrong.is_none(), "{wrong:?}");
@@ -93,7 +94,7 @@ const CONTROLLER: &str = "[store]\npath = \"s\"\n[[switch]]\nname = \"rack-0\"\n
     [controller]\ntopology = \"fabric.toml\"\n";
 const TENANT: &str = "[[tenant]]\nname = \"t\"\n";
 
-/// The kind of a file, its text, what may be appended to it, and one mistake each that may not.
+/// The kind of a file, its text, valid additions, and additions with one mistake each.
 type Cases = (&'static str, &'static str, &'static [&'static str], &'static [&'static str]);
 const CASES: &[Cases] = &[
     (
@@ -214,8 +215,8 @@ const CASES: &[Cases] = &[
     ),
 ];
 
-/// What the program says of a file of this kind; nothing if it takes it. `folder` has a datacenter,
-/// `fabric.toml`.
+/// Returns the errors of the program for a file of this kind, or `None` if it accepts the file.
+/// `folder` has a datacenter, `fabric.toml`.
 fn refuses(kind: &str, text: &str, folder: &Path) -> Option<String> {
     let errors = match kind {
         "fabric" => parse_topology(text, "f").err(),

@@ -1,5 +1,5 @@
-//! A leader with simulated switches and hosts. Decisions are carried out in an order that keeps
-//! every packet mapped, whatever fails. A successor continues from the stored state.
+//! Tests a leader with simulated switches and hosts. Decisions are carried out in an order that
+//! keeps every packet mapped, whatever fails. A successor continues from the stored state.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ async fn queues_follow_use_and_every_packet_stays_mapped() {
         let (mut leader, _) = five(&world, &store(&folder.0).await).await;
         interval(&mut leader, &BUSY).await;
         assert_eq!(has_queue(&world), ["a", "b", "c"]);
-        // Scores follow by halves.
+        // A score moves half of the way to the usage in each interval.
         for _ in 0..6 {
             interval(&mut leader, &[("a", 9), ("b", 0), ("c", 0), ("d", 9), ("e", 8)]).await;
         }
@@ -369,12 +369,12 @@ async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
             }
         }
     }
-    // All faults are gone: within a few intervals everything follows the binding.
+    // All faults are gone, so everything follows the binding within a few intervals.
     world.hosts.away.lock().unwrap().clear();
     world.hosts.fails.lock().unwrap().clear();
     SWITCHES.iter().for_each(|switch| world.fault(switch, Faults::default()));
     (0..10).for_each(|host| leader.host_came(&format!("server-{host}")));
-    // The longest pause of an element that refused.
+    // This covers the longest pause of an element that refused.
     for _ in 0..32 {
         interval(&mut leader, &BUSY).await;
     }

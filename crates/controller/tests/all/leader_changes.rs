@@ -1,5 +1,5 @@
-//! Tenants that arrive, grow and move, and elements that refuse. No tenant is marked for another's
-//! queue, no port gets its weights late, and a refusal delays nothing else.
+//! Tests tenants that arrive, grow and move, and elements that refuse. No tenant is marked for
+//! another tenant's queue, no port gets its weights late, and a refusal delays no other element.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ async fn a_successor_marks_nobody_by_queues_of_where_it_was_before() {
     assert!(!shares_queue_0(&world, "a"));
 }
 
-/// For each server of a tenant in rack-0, the weights of the rack's port to it, by queue from 0.
+/// Returns the weights of rack-0's port to each of the tenant's servers, by queue from 0.
 fn all_weights(leader: &Leader, world: &World, tenant: &str) -> Vec<(String, Vec<u32>)> {
     let slot = leader.fabric().slot(tenant).unwrap();
     let name = |server| leader.fabric().topology().name(server).to_string();
@@ -122,7 +122,7 @@ async fn a_placed_tenant_has_its_share_of_each_port_before_its_hosts_know() {
     leader.add(within("a", "rack-0", 5, 50)).await.unwrap();
     interval(&mut leader, &[("a", 50)]).await;
     let part = |weights: &[u32]| f64::from(weights[0]) / f64::from(weights.iter().sum::<u32>());
-    // In queue 0, with 40 % of the links of its servers.
+    // This tenant is in queue 0 and has 40 % of the links of its servers.
     leader.add(within("b", "rack-0", 4, 400)).await.unwrap();
     let placed = all_weights(&leader, &world, "b");
     assert!(placed.iter().all(|(_, weights)| part(weights) >= 0.4), "{placed:?}");
@@ -193,7 +193,7 @@ async fn an_interval_that_changes_nobodys_queues_writes_nothing() {
     }
     let busy = [("a", 9), ("b", 8), ("c", 7), ("d", 1)];
     interval(&mut leader, &busy).await;
-    // A tenant without a queue: weights change, queues do not.
+    // This tenant has no queue. Its removal changes weights but no queues.
     leader.remove("d").await.unwrap();
     let before = store.list("").await.unwrap();
     interval(&mut leader, &busy).await;

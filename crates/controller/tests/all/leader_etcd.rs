@@ -1,5 +1,5 @@
-//! A leader compacts etcd's history but keeps what a successor or a waiting candidate needs.
-//! Skipped with a message without etcd.
+//! Tests that a leader compacts etcd's history but keeps what a successor or a waiting candidate
+//! needs. Without etcd, the test is skipped with a message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ async fn a_leader_has_etcd_forget_and_who_waits_or_follows_goes_on() {
     for name in ["a", "b", "c", "d", "e"] {
         leader.add(tenant(name, 10, 10)).await.unwrap();
     }
-    // A candidate that has waited since before is not disturbed.
+    // A candidate that was already waiting is not disturbed.
     let other = store.lease(Duration::from_secs(60)).await.unwrap();
     let waiting = {
         let store = Arc::clone(&store);

@@ -1,4 +1,5 @@
-//! A binding larger than a transaction is stored atomically, and no part of an old one remains.
+//! Tests that a large binding is stored atomically, and that no part of an old binding remains. The
+//! binding exceeds a transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -95,7 +96,7 @@ fn fabric() -> Fabric {
 }
 
 async fn lead(store: &Arc<Cut>, who: &str) -> (Leader, LeaseId) {
-    // No test waits until it ends: they revoke it.
+    // No test waits until the lease ends, because tests revoke it.
     let lease = store.lease(penstock_testing::scaled(Duration::from_secs(10))).await.unwrap();
     let leadership = store.campaign(LEADER, who, lease).await.unwrap();
     let crew = Crew::new(BTreeMap::new(), Arc::new(FakeHosts::default()), Duration::from_secs(5));
@@ -180,7 +181,7 @@ async fn a_binding_is_in_force_as_a_whole_wherever_the_store_fails() {
     leader.revert().await.unwrap();
 }
 
-/// The parts that heads name.
+/// Returns the parts that heads name.
 async fn named(store: &Cut) -> BTreeSet<String> {
     let mut heads = store.list(HISTORY).await.unwrap().entries;
     heads.extend(store.get("penstock/binding").await.unwrap());

@@ -1,5 +1,5 @@
-//! The driver `penstock` and its daemon's end, over a unix socket and over mutual TLS. The data
-//! path is in memory.
+//! Tests the driver `penstock` with the daemon's service, over a unix socket and over mutual TLS.
+//! The data path is in memory.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -176,7 +176,7 @@ async fn it_is_in_force_again_after_a_restart_and_so_is_its_stamp() {
     assert_eq!(bed.driver().read_back().await.unwrap(), told);
     let late = bed.driver().apply(stamp(2, 1), &[]).await;
     assert!(matches!(late, Err(DriverError::Fenced { .. })), "{late:?}");
-    // A comparison with the data path finds what is missing, and repairs it.
+    // A comparison with the data path finds the missing state and repairs it.
     bed.side.ports.lock().unwrap().clear();
     let is = bed.driver().read_back().await.unwrap();
     assert_eq!(is.ports["e1"], PortState { weights: vec![0, 1], map: [].into() });

@@ -1,4 +1,5 @@
-//! Behaviour of a cluster when its members fail: killed, suspended, restarted and compacted.
+//! Tests a cluster in which members are killed, suspended and restarted, and revisions are
+//! compacted.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The embedded store against a map. For any requests, with restarts in between, it holds what the
-//! map holds, and a watch reports how it came about.
+//! Tests the embedded store against a map. After any requests and restarts, the store has the
+//! contents of the map, and a watch reports all changes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +25,8 @@ enum Step {
     Reopen,
 }
 
-/// A condition that holds, one with the key's other revision, or one that the key is absent.
+/// A condition that holds, that has the key's other revision, or that requires the key to be
+/// absent.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Absent,

@@ -1,4 +1,4 @@
-//! An etcd with TLS that admits only clients with certificates of its CA.
+//! Tests an etcd with TLS that admits only clients with certificates of its CA.
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,7 +26,8 @@ impl Authority {
         self.0.pem().into_bytes()
     }
 
-    /// A certificate for 127.0.0.1 and its key in PEM. Members use theirs as clients too.
+    /// Returns a certificate for 127.0.0.1 and its key in PEM. Members also use their certificate
+    /// as clients.
     fn sign(&self) -> (Vec<u8>, Vec<u8>) {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         params.extended_key_usages =

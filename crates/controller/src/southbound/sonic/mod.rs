@@ -189,7 +189,7 @@ impl SonicSwitch {
             }
             Unfit::Voq => {
                 let limit = "it has virtual output queues, whose keys name chassis and ASIC";
-                let remedy = "leave it out of the fabric; this driver supports only switches with one ASIC";
+                let remedy = "leave it out of the fabric; the driver supports only one ASIC";
                 self.beyond("switch_type voq".to_owned(), limit.to_owned(), remedy)
             }
             Unfit::Rubbish(what, problem) => {

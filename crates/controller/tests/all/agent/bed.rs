@@ -118,7 +118,7 @@ impl Bed {
     }
 }
 
-/// Leads from the start.
+/// Returns the state of a controller that leads from the start.
 pub fn leads() -> Leading {
     Leading::Here(Stamp { epoch: 1, generation: 0 })
 }
@@ -137,7 +137,7 @@ impl Controller {
         format!("localhost:{}", self.address.port())
     }
 
-    /// Waits until its counters satisfy a condition.
+    /// Waits until the controller's counters satisfy a condition.
     pub async fn counts(&self, what: &str, so: impl Fn(&AgentCounts) -> bool) -> AgentCounts {
         let mut counts = self.registry.watch_counts();
         let reached = timeout(patience(), counts.wait_for(|counts| so(counts))).await;
@@ -199,7 +199,7 @@ impl Running {
         Self { state, stop, task }
     }
 
-    /// Waits until its state satisfies a condition.
+    /// Waits until the agent's state satisfies a condition.
     pub async fn until(&mut self, what: &str, so: impl Fn(&AgentState) -> bool) -> AgentState {
         let reached = timeout(patience(), self.state.wait_for(|state| so(state))).await;
         let reached = reached.map(|state| state.unwrap().clone());

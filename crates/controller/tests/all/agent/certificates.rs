@@ -1,4 +1,4 @@
-//! Connections per certificate, and changes of a controller's own certificate.
+//! Tests connections per certificate, and changes of a controller's own certificate.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ async fn a_certificate_has_so_many_connections_and_the_next_is_told() {
     let settings = bed.settings("server-0", &bed.authority, "server-0");
     let mut first = Running::start(settings.clone(), &[controller.endpoint()], &side);
     first.until("in", |state| state.connected.is_some()).await;
-    // The same certificate on another connection.
+    // Another connection uses the same certificate.
     let plan_file = bed.dir.path().join("copy.plan");
     let copy = AgentSettings { plan_file, ..settings };
     let began = Instant::now();
@@ -94,7 +94,7 @@ async fn new_certificates_are_in_force_for_who_comes_and_sessions_go_on() {
     first.until("in", |state| state.connected.is_some()).await;
     assert!(!tls.reload().unwrap(), "nothing has changed");
 
-    // Half of a change: the key is still the old one. Only the log mentions it.
+    // The change is incomplete, because the key is still the old one. Only the log mentions this.
     let next = Authority::new();
     bed.file("c.pem", &next.sign(CONTROLLER).0);
     let error = tls.reload().unwrap_err().to_string();
@@ -106,7 +106,7 @@ async fn new_certificates_are_in_force_for_who_comes_and_sessions_go_on() {
     let mut second = Running::start(settings, &[controller.endpoint()], &side);
     second.until("still let in", |state| state.connected.is_some()).await;
 
-    // The complete change: another CA for both ends.
+    // The change is complete: both ends use another CA.
     files(&next);
     assert!(tls.reload().unwrap());
     let old = bed.settings("server-2", &bed.authority, "server-2");
@@ -197,7 +197,7 @@ async fn a_revoked_certificate_loses_its_session_and_is_refused() {
     let state = stolen.until("told", |state| state.connected.is_none()).await;
     assert_eq!(state.counts.sessions, 1, "{state:?}");
 
-    // An expired list: its certificates stay refused, and others are admitted.
+    // When a list has expired, its certificates stay refused, and others are admitted.
     bed.file("hosts.crl", &bed.authority.revokes(&[10], 2021));
     assert!(tls.reload().unwrap());
     let mut third = agent("server-2", 12);

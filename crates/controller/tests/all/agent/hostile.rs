@@ -1,4 +1,5 @@
-//! Clients that are refused, and violations that end a session. The server continues in every case.
+//! Tests clients that are refused, and violations that end a session. The server continues in every
+//! case.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +23,14 @@ use crate::agent::bed::{
     Authority, Bed, CONTROLLER, Controller, FakeSide, REPORT_MILLIS, Running, leads,
 };
 
-/// A session whose messages the test writes.
+/// A session in which the test writes the messages.
 struct Raw {
     out: mpsc::Sender<AgentMessage>,
     from: Streaming<ControllerMessage>,
 }
 
 impl Raw {
-    /// A session of `server-0` that was accepted.
+    /// Opens an accepted session of `server-0`.
     async fn begin(bed: &Bed, controller: &Controller) -> Self {
         let (certificate, key) = bed.authority.sign("server-0");
         let identity = tonic::transport::Identity::from_pem(certificate, key);
@@ -45,7 +46,7 @@ impl Raw {
     }
 
     async fn say(&self, said: Message) {
-        // A client that is disconnected in between cannot send the rest.
+        // If the server has disconnected the client, the client cannot send the remaining messages.
         let _ = self.out.send(message(said)).await;
     }
 
@@ -83,7 +84,7 @@ fn report(number: u64) -> Message {
     Message::Report(Report { number, millis: 10, tenants: vec![] })
 }
 
-/// A legitimate agent is admitted.
+/// Checks that a legitimate agent is admitted.
 async fn goes_on(bed: &Bed, controller: &Controller) {
     let side = Arc::new(FakeSide::default());
     let settings = bed.settings("server-1", &bed.authority, "server-1");

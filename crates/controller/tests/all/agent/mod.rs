@@ -1,5 +1,5 @@
-//! Agents and controllers over gRPC on loopback: admission, ends of sessions, and hosts without a
-//! controller.
+//! Tests agents and controllers over gRPC on loopback: admission, ends of sessions, and hosts
+//! without a controller.
 
 mod bed;
 mod certificates;

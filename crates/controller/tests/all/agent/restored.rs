@@ -1,5 +1,5 @@
-//! A store restored from an older copy: its epochs are lower than those of hosts, and an operator's
-//! command raises them permanently.
+//! Tests a store that was restored from an older copy. Its epochs are lower than those of hosts,
+//! and an operator's command raises them permanently.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -124,7 +124,7 @@ impl Leader {
     }
 }
 
-/// An agent whose plan file survives it.
+/// Starts an agent with a plan file that outlives it.
 async fn agent(dir: &Dir, leader: &Leader, side: &Arc<FakeSide>) -> Running {
     let plan = dir.path().join("server-0.plan");
     let mut settings = AgentSettings::new("server-0", vec![], None, &plan);
@@ -132,13 +132,13 @@ async fn agent(dir: &Dir, leader: &Leader, side: &Arc<FakeSide>) -> Running {
     Running::start(settings, std::slice::from_ref(&leader.endpoint), side)
 }
 
-/// The agent applies plans of this epoch.
+/// Waits until the agent has applied a plan of this epoch.
 async fn follows(agent: &mut Running, epoch: u64) {
     let applied = move |stamp: penstock_controller::Stamp| stamp.epoch == epoch;
     agent.until("follows", |state| state.applied.is_some_and(applied)).await;
 }
 
-/// Terms after the copy was made. Returns the epoch of the last one.
+/// Runs two terms after the copy was made. Returns the epoch of the last one.
 async fn terms(dir: &Dir, side: &Arc<FakeSide>, store: impl AsyncFn() -> Arc<dyn Store>) -> u64 {
     let mut epoch = 0;
     for _ in 0..2 {
@@ -152,7 +152,8 @@ async fn terms(dir: &Dir, side: &Arc<FakeSide>, store: impl AsyncFn() -> Arc<dyn
     epoch
 }
 
-/// The store is the older copy. `epoch` is the last one that the host has seen.
+/// Checks the recovery. The store is the older copy, and `epoch` is the last epoch that the host
+/// has seen.
 async fn recovers(
     dir: &Dir,
     side: &Arc<FakeSide>,

@@ -1,4 +1,4 @@
-//! Regular sessions, and controllers that come and go.
+//! Tests regular sessions, and controllers that come and go.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -101,7 +101,8 @@ async fn a_host_goes_where_the_leader_is() {
     second.counts("it is gone", |counts| counts.ended == 1).await;
     first.registry.tell("server-0", plan(2, 1, 7)).await.unwrap();
 
-    // During an election, both redirect to each other, then to nobody. Then the second leads.
+    // During an election, both controllers redirect to each other, then to no controller. Then the
+    // second one leads.
     first.leading.send_replace(Leading::Elsewhere(second.endpoint()));
     agent.until("sent in a circle", |state| problem(state, "does not lead, and named")).await;
     first.leading.send_replace(Leading::Elsewhere(String::new()));

@@ -20,18 +20,18 @@ impl Authority {
         self.0.pem()
     }
 
-    /// A certificate for a name and its key, in PEM.
+    /// Returns a certificate for a name, and its key, in PEM.
     pub fn sign(&self, name: &str) -> (String, String) {
         self.sign_as(name, None)
     }
 
-    /// As [`Self::sign`], with this serial number.
+    /// Like [`Self::sign`], with this serial number.
     #[allow(dead_code, reason = "not every test revokes")]
     pub fn sign_numbered(&self, name: &str, serial: u64) -> (String, String) {
         self.sign_as(name, Some(SerialNumber::from(serial)))
     }
 
-    /// A certificate with this serial number that expires at the start of this year.
+    /// Returns a certificate with this serial number. It expires at the start of the year `until`.
     #[allow(dead_code, reason = "not every test has one that expired")]
     pub fn sign_until(&self, name: &str, serial: u64, until: i32) -> String {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -41,7 +41,8 @@ impl Authority {
         params.signed_by(&KeyPair::generate().unwrap(), &self.0).unwrap().pem()
     }
 
-    /// A revocation list with these serial numbers that expires at the start of this year.
+    /// Returns a list that revokes these serial numbers. It expires at the start of the year
+    /// `until`.
     #[allow(dead_code, reason = "not every test revokes")]
     pub fn revokes(&self, serials: &[u64], until: i32) -> String {
         let revoked = |serial: &u64| RevokedCertParams {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Removed with its contents when dropped.
+/// A directory. Dropping the value removes the directory and its contents.
 #[derive(Debug)]
 pub struct Dir(PathBuf);
 

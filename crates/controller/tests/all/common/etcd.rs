@@ -20,7 +20,7 @@ use super::dir::Dir;
 
 /// Three members, so that one may fail.
 pub const MEMBERS: usize = 3;
-/// How often ports are chosen again after another program took one.
+/// Largest number of starts. A start fails if another program took a chosen port meanwhile.
 const STARTS_MAX: usize = 3;
 /// Time between two checks while waiting.
 const LOOK: Duration = Duration::from_millis(50);
@@ -55,7 +55,7 @@ impl Cluster {
         Self::start_with(None).await
     }
 
-    /// As [`Self::start`], with TLS for clients.
+    /// Like [`Self::start`], with TLS for clients.
     pub async fn start_with(certificates: Option<Certificates>) -> Option<Self> {
         if program("etcd").is_none() {
             penstock_testing::skip(
@@ -125,19 +125,19 @@ impl Cluster {
         self.members[number].child = Some(command.spawn().unwrap());
     }
 
-    /// All members as [`EtcdConfig`] takes them.
+    /// Returns all members in the form that [`EtcdConfig`] accepts.
     pub fn endpoints(&self) -> Vec<String> {
         let scheme = if self.certificates.is_some() { "https" } else { "http" };
         self.members.iter().map(|member| format!("{scheme}://{}", member.client)).collect()
     }
 
-    /// A client of the cluster with this time limit per call.
+    /// Returns a client of the cluster with this time limit per call.
     pub fn store(&self, limit: Duration) -> Etcd {
         Etcd::new(&EtcdConfig { limit, ..EtcdConfig::new(self.endpoints()) }).unwrap()
     }
 
-    /// The number of the leading member; waits for one. `None` if a member has ended by itself or
-    /// the wait is too long.
+    /// Waits for a leading member and returns its number. `None` if a member has ended by itself,
+    /// or if the wait is too long.
     pub async fn leads(&mut self) -> Option<usize> {
         let end = Instant::now() + patience();
         while Instant::now() < end {
@@ -198,7 +198,7 @@ impl Cluster {
         assert!(self.leads().await.is_some(), "the members start again");
     }
 
-    /// Suspends a member: it neither receives nor sends, and its connections stay open.
+    /// Suspends a member. It neither receives nor sends, and its connections stay open.
     pub fn stop(&self, number: usize) {
         self.signal(number, Signal::SIGSTOP);
     }

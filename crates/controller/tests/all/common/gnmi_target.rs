@@ -28,7 +28,7 @@ pub enum Fault {
     Refuse,
     /// Before the next Set, another controller with this stamp intervenes.
     Overtake(Stamp),
-    /// Answers every Get with this.
+    /// Answers every Get with these bytes.
     Answer(Vec<u8>),
     /// Never answers Get.
     Hang,
@@ -48,7 +48,7 @@ struct Inner {
     fault: Option<Fault>,
     master: Stamp,
     sets: u32,
-    /// Number of Sets received, and whether one waits.
+    /// Number of Sets received, completed or not.
     asked: u32,
     setting: Arc<Notify>,
 }
@@ -90,14 +90,14 @@ impl Target {
         Self { double, address, authority: key.cert.pem(), task }
     }
 
-    /// Settings to reach it.
+    /// Returns settings to reach the target.
     pub fn settings(&self) -> Settings {
         let tls = Tls { authority: self.authority.clone(), name: None, identity: None };
         let login = Some(("admin".to_owned(), "secret".to_owned()));
         Settings { address: self.address.clone(), tls: Some(tls), login, queues: 8 }
     }
 
-    /// A driver for it.
+    /// Returns a driver of the target.
     pub fn switch(&self) -> GnmiSwitch {
         let rate = penstock_units::BitsPerSecond(1);
         let ports = ["Ethernet1/1", "eth2"].map(|name| PortInfo { name: name.into(), rate });
@@ -117,7 +117,7 @@ impl Target {
         self.double.0.lock().expect("no panic").leaves.clone()
     }
 
-    /// Restarts it with an empty tree.
+    /// Restarts the target with an empty tree.
     pub fn forget(&self) {
         self.double.0.lock().expect("no panic").leaves.clear();
     }
@@ -128,7 +128,6 @@ impl Target {
         setting.notified().await;
     }
 
-    /// Number of Sets received, completed or not.
     pub fn asked(&self) -> u32 {
         self.double.0.lock().expect("no panic").asked
     }
@@ -209,7 +208,7 @@ impl GNmi for Double {
         Err(Status::unimplemented("not needed"))
     }
 
-    /// One update per leaf.
+    /// Returns one update per leaf.
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         login(&request)?;
         let (leaves, fault) = {

@@ -1,4 +1,4 @@
-//! The driver of Linux switches against the kernel: shares, maps, counters, and changes under
+//! Tests the driver of Linux switches against the kernel: shares, maps, counters, and changes under
 //! traffic.
 
 mod net;
@@ -34,7 +34,7 @@ fn weigh(weights: &[u32]) -> Change {
     Change::Weigh { port: PORT.to_owned(), weights: weights.to_vec() }
 }
 
-/// Measurement windows, of which one should find the port saturated.
+/// Largest number of measurement windows. At least one of them should find the port saturated.
 const WINDOWS_MAX: usize = 10;
 
 /// Tests with traffic run one at a time, because they share the CPU.
@@ -46,7 +46,7 @@ async fn queue(switch: &TcSwitch, queue: u8) -> QueueCounters {
     all.into_iter().find(|counters| counters.queue == queue).expect("there")
 }
 
-/// Two tenants, one with IPv4 and one with IPv6, each sending more than its share.
+/// Two tenants, one with IPv4 and one with IPv6, each send more than their share.
 #[tokio::test]
 async fn two_tenants_share_a_full_port_by_weight_and_the_counters_add_up() {
     if !is_root() {
@@ -62,7 +62,7 @@ async fn two_tenants_share_a_full_port_by_weight_and_the_counters_add_up() {
         .map(|(ip, port, dscp)| net.send(ip, port, dscp, Window::Open));
     sink.take_bytes(2_000_000);
 
-    // If other programs use the CPU, the senders may not saturate the port, and its shares mean
+    // If other programs use the CPU, the senders may not saturate the port. Its shares then mean
     // nothing. The total rate shows this. The first window with a saturated port is evaluated.
     let full = (0..WINDOWS_MAX).find_map(|_| {
         let begun = tokio::time::Instant::now();

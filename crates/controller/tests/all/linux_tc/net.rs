@@ -23,7 +23,7 @@ pub const SINK: [&str; 2] = ["10.2.0.1", "fd02::1"];
 /// Payload of a datagram in bytes.
 pub const PAYLOAD: usize = 1_400;
 
-/// The namespaces of one test. Dropping this removes them.
+/// The namespaces of one test. Dropping the value removes them.
 pub struct Net {
     tag: String,
 }
@@ -98,7 +98,7 @@ impl Net {
         })
     }
 
-    /// Sends to the sink until it is stopped.
+    /// Starts a sender to the sink. It sends until it is stopped.
     pub fn send(&self, to: &str, port: u16, dscp: u8, window: Window) -> Flow {
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let to = SocketAddr::new(to.parse().expect("address"), port);
@@ -139,9 +139,9 @@ impl Drop for Net {
 /// How far a sender may be ahead of the receiver.
 #[derive(Clone)]
 pub enum Window {
-    /// Without a limit.
+    /// There is no limit.
     Open,
-    /// This many datagrams ahead of the count.
+    /// The sender may be this many datagrams ahead of the count.
     Ahead(u64, Arc<AtomicU64>),
 }
 
@@ -162,7 +162,7 @@ fn send(to: SocketAddr, dscp: u8, window: &Window, stop: &AtomicBool, sent: &Ato
             thread::yield_now();
             continue;
         }
-        // An ICMP refusal of the sink's port from the end of the test is no error.
+        // At the end of the test, ICMP may refuse the sink's port. This is no error.
         if socket.send(&[0; PAYLOAD]).is_ok() {
             sent.fetch_add(1, Ordering::Relaxed);
         }

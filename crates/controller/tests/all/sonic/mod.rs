@@ -1,4 +1,5 @@
-//! The driver of SONiC switches against a real redis, with a test double of the programs beside it.
+//! Tests the driver of SONiC switches with a real redis, and a test double of the programs beside
+//! it.
 
 mod server;
 

@@ -47,7 +47,6 @@ impl Redis {
         Some(this)
     }
 
-    /// Its address.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint::Unix(self.directory.join("sock"))
     }
@@ -96,9 +95,9 @@ impl Redis {
         all
     }
 
-    /// Behaves like orchagent from outside: it is notified of each written key of CONFIG_DB, reads
-    /// it, and counts for queues with a scheduler. Ends at key `DONE` and returns the keys in
-    /// order.
+    /// Starts a test double of orchagent. It is notified of each written key of CONFIG_DB, reads
+    /// the key, and sets the counters of queues with a scheduler. It ends at key `DONE` and returns
+    /// the keys in order.
     pub async fn switch(&self) -> tokio::task::JoinHandle<Vec<String>> {
         let mut events = self.client(4).get_async_pubsub().await.expect("it listens");
         events.psubscribe("__keyspace@4__:*").await.expect("subscribed");

@@ -97,8 +97,8 @@ impl Auditor {
         self.wrong.lock().unwrap().push(what);
     }
 
-    /// Every marked tenant has one queue on each switch port between its marking hosts, and no
-    /// other tenant has the same queue.
+    /// Checks that every marked tenant has one queue on each switch port between its marking hosts,
+    /// and that no other tenant has the same queue.
     pub fn audit(&self, hosts: &FakeHosts) {
         *self.audits.lock().unwrap() += 1;
         let mut marked: BTreeMap<(String, u8), BTreeSet<NodeId>> = BTreeMap::new();
@@ -112,7 +112,8 @@ impl Auditor {
         for ((tenant, dscp), servers) in &marked {
             for (node, switch) in &self.switches {
                 for (port, state) in &switch.truth().ports {
-                    // A port down to some of the hosts: packets of the others pass through it.
+                    // The port leads down to some of the hosts. Packets of the other hosts pass
+                    // through it.
                     let to = self.topology.find(port).unwrap();
                     let beyond = |s: &&NodeId| self.topology.path_up(**s, to).is_some();
                     let beyond = servers.iter().filter(beyond).count();

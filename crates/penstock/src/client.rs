@@ -18,7 +18,7 @@ use crate::wire::host_service_client::HostServiceClient;
 
 pub type Client = HostServiceClient<Channel>;
 
-/// Longest time of a request. A new port waits for the kernel, never for a guest.
+/// Time limit of a request. A new port waits for the kernel, never for a guest.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 
 /// A refused request, with the daemon's text.
@@ -38,7 +38,7 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Refused {
-    /// The error of a failed request.
+    /// Returns the error of a failed request.
     #[must_use]
     pub fn from_status(status: &Status) -> Self {
         let text = match status.code() {
@@ -75,11 +75,11 @@ pub enum Whose {
     Controller,
 }
 
-/// Awaits `asked`, requests to the program `whose`. If the program on the socket does not know
-/// them, the error says whether it is the other one.
+/// Awaits `asked`, which sends requests to the program `whose`. If the program on the socket does
+/// not know them, the error says whether it is the other program.
 ///
 /// # Errors
-/// As `asked`.
+/// The same as those of `asked`.
 pub async fn at_socket_of<T>(
     whose: Whose,
     socket: &Path,
@@ -127,10 +127,10 @@ pub async fn connect(socket: &Path) -> anyhow::Result<Client> {
         .max_encoding_message_size(REPLY_BYTES_MAX))
 }
 
-/// A connection to a unix socket. `absent` is the error's text if no program listens.
+/// Connects to a unix socket. `absent` is the error's text if no program listens.
 ///
 /// # Errors
-/// As [`connect`].
+/// The same as those of [`connect`].
 pub async fn channel(socket: &Path, absent: &str) -> anyhow::Result<Channel> {
     // A transport error of gRPC would hide the errno.
     if let Err(error) = UnixStream::connect(socket).await {
@@ -162,7 +162,7 @@ fn cannot_connect(socket: &Path, error: &std::io::Error, absent: &str) -> anyhow
     }
 }
 
-/// A request that ends after [`REQUEST_LIMIT`].
+/// Returns a request that ends after [`REQUEST_LIMIT`].
 pub fn timed<T>(message: T) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     request.set_timeout(REQUEST_LIMIT);

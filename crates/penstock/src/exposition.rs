@@ -1,8 +1,14 @@
-//! The two text formats that a `/metrics` page is served in.
+//! The two text formats of a `/metrics` page.
 //!
-//! **Source.** OpenMetrics 1.0; Prometheus' exposition format 0.0.4; the `Accept` header of RFC
-//! 9110 §12.5.1. **Rule.** A page is made in OpenMetrics. A scraper that prefers `text/plain` gets
-//! it in 0.0.4; one that has no preference gets OpenMetrics.
+//! # Source
+//!
+//! OpenMetrics 1.0 and Prometheus' exposition format 0.0.4 define the formats. RFC 9110 §12.5.1
+//! defines the header `Accept`.
+//!
+//! # Approach
+//!
+//! A page is made in OpenMetrics. A scraper that prefers `text/plain` gets the page in format
+//! 0.0.4. A scraper without a preference gets OpenMetrics.
 
 use std::collections::HashSet;
 
@@ -12,7 +18,7 @@ use axum::response::{IntoResponse, Response};
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A page in the format that the request's headers ask for.
+/// Returns a page in the format that the request's headers prefer.
 pub fn answer(request: &HeaderMap, page: String) -> Response {
     let values = request.get_all(header::ACCEPT).into_iter().map(HeaderValue::to_str);
     let accept: Vec<&str> = values.filter_map(Result::ok).collect();
@@ -28,7 +34,8 @@ fn prefers_text(accept: &str) -> bool {
     weight(accept, "text/plain") > weight(accept, "application/openmetrics-text")
 }
 
-/// The weight of a media type, in thousandths: that of its own range, else of one with `*`.
+/// Returns the weight of a media type in thousandths. A range without `*` counts before one with
+/// `*`.
 fn weight(accept: &str, media: &str) -> u32 {
     let group = media.split('/').next().unwrap_or_default();
     let mut found: Option<(u8, u32)> = None;
@@ -44,14 +51,14 @@ fn weight(accept: &str, media: &str) -> u32 {
         let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f64>().ok());
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1000")]
         let quality = (quality.unwrap_or(1.0).clamp(0.0, 1.0) * 1_000.0) as u32;
-        // Of several versions the best liked counts.
+        // If several ranges are equally exact, the highest weight counts.
         found = found.max(Some((exactness, quality)));
     }
     found.map_or(0, |(_, quality)| quality)
 }
 
-/// An OpenMetrics page in format 0.0.4: a counter's family is named as its samples, and there are
-/// no units and no end.
+/// Converts an OpenMetrics page to format 0.0.4. In that format, a counter's family has the name of
+/// its samples, and there are no units and no end mark.
 pub fn text(page: &str) -> String {
     let typed = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let counters: HashSet<&str> = typed.filter_map(|line| line.strip_suffix(" counter")).collect();
@@ -69,24 +76,29 @@ pub fn text(page: &str) -> String {
     text
 }
 
-/// `HELP` or `TYPE`, the family's name, and the rest.
+/// Returns `HELP` or `TYPE`, the family's name, and the rest of the line.
 fn family(line: &str) -> Option<(&str, &str, &str)> {
     let (what, line) = line.strip_prefix("# ")?.split_once(' ')?;
     let (name, rest) = line.split_once(' ')?;
     Some((what, name, rest))
 }
 
-/// Whether names and pages are as Prometheus' own tool wants them.
+/// Checks names and pages as Prometheus' own tool does.
 ///
-/// **Source.** `promtool check metrics`, package promlint. **Rule.** The part of it that concerns
-/// names is here, so that every test run has it. Where `PROMTOOL` names the tool, it is asked too;
-/// `scripts/formats.sh` does so.
+/// # Source
+///
+/// `promtool check metrics`, package promlint.
+///
+/// # Approach
+///
+/// The rules for names are here, so that every test run checks them. If `PROMTOOL` names the tool,
+/// the tests also run it. `scripts/formats.sh` sets this variable.
 #[cfg(test)]
 pub mod lint {
     use std::io::Write as _;
     use std::process::{Command, Stdio};
 
-    /// Words that say a type, or a unit that is no base unit.
+    /// Words that name a type, or a unit that is no base unit.
     const UNWANTED: [&str; 19] = [
         "bits",
         "kilobytes",
@@ -109,7 +121,7 @@ pub mod lint {
         "ms",
     ];
 
-    /// A metric by its name in format 0.0.4, its type and the names of its labels.
+    /// Returns the mistakes of a metric with this name in format 0.0.4, this type and these labels.
     pub fn mistakes(name: &str, kind: &str, labels: &str) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut say = |what: String| wrong.push(format!("{name}, a {kind}: {what}"));
@@ -128,7 +140,7 @@ pub mod lint {
         wrong
     }
 
-    /// A page in format 0.0.4 with one value of a metric.
+    /// Returns a page in format 0.0.4 with one value of a metric.
     pub fn example(name: &str, kind: &str, labels: &str, help: &str) -> String {
         let labels: Vec<String> = (labels.split(", ").filter(|label| !label.is_empty()))
             .map(|label| format!("{label}=\"x\""))
@@ -146,7 +158,8 @@ pub mod lint {
         }
     }
 
-    /// Fails if there is a `PROMTOOL` and it finds something wrong with a page in format 0.0.4.
+    /// Runs the tool that `PROMTOOL` names, if it is set. Fails if the tool finds a mistake in the
+    /// page, which is in format 0.0.4.
     pub fn ask_promtool(page: &str) {
         let Some(promtool) = std::env::var_os("PROMTOOL") else { return };
         let mut command = Command::new(promtool);
@@ -193,7 +206,7 @@ mod tests {
             ("text/*;q=0.3, */*;q=0.1", true),
             ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", false),
             ("application/openmetrics-text;version=1.0.0;q=0,*/*", true),
-            // Prometheus 2.40 and 3.0.
+            // Prometheus 2.40 and 3.0 send these headers.
             (
                 "application/openmetrics-text;version=1.0.0;q=0.5,\
                  text/plain;version=0.0.4;q=0.2,*/*;q=0.1",

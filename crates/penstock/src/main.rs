@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match run(cli) {
         Ok(code) => code,
         Err(error) => {
-            // Causes follow on the same line; the daemon's own text may have several.
+            // The causes follow on the same line. The daemon's own text may have several lines.
             eprint!("penstock: {}", verbs::printable_lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }

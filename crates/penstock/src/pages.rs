@@ -1,11 +1,15 @@
 //! HTTP pages of a daemon, with limits to connections, bytes and time.
 //!
-//! **Problem.** A client that reaches the address can open connections and leave them idle, or send
-//! half a request.
+//! # Problem
 //!
-//! **Rule.** At most [`CONNECTIONS_MAX`] connections are open at once, and at most one for each
-//! [`DESCRIPTORS`] that the process may have; more wait to be accepted. A request's headers are
-//! limited in bytes and in time, and so is a connection's life.
+//! A client that reaches the address can open connections and leave them idle, or send half a
+//! request.
+//!
+//! # Approach
+//!
+//! At most [`CONNECTIONS_MAX`] connections are open at once, and at most one for each
+//! [`DESCRIPTORS`] descriptors that the process may have. Further connections wait to be accepted.
+//! A request's headers are limited in bytes and in time. The life of a connection is limited too.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -19,20 +23,20 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Connections at once; more wait to be accepted.
+/// Largest number of connections at once. Further connections wait to be accepted.
 pub const CONNECTIONS_MAX: usize = 64;
-/// Connections may use one of this many descriptors.
+/// Number of the process's descriptors for each connection.
 const DESCRIPTORS: usize = 16;
-/// Bytes of a request's line and headers.
+/// Largest size of a request's line and headers in bytes.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
-/// For a request's headers to arrive, and between two requests.
+/// Time limit for a request's headers, and for the pause between two requests.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
-/// No connection lives longer; browsers open another one.
+/// Longest life of a connection. Browsers then open another one.
 const CONNECTION_TIME_MAX: Duration = Duration::from_secs(300);
-/// For what is under way when the daemon ends.
+/// Time limit for requests in progress when the daemon ends.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(1);
 
-/// Serves until `stopping` turns true.
+/// Serves until `stopping` is true.
 ///
 /// # Errors
 /// The listener cannot be used.
@@ -64,7 +68,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Returns nothing that holds the channel's lock.
+/// Waits until `stopping` is true. The result does not hold the channel's lock.
 async fn stopped(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stop| *stop).await;
 }

@@ -1,20 +1,22 @@
 //! `key=value` arguments as a TOML table, so that the command line and the configuration file
 //! have one grammar and one validator.
 //!
-//! **Rule.** A value that reads as a TOML value is one; anything else is a string. Dotted keys make
-//! tables. Dates and float words (`inf`, `nan`) stay strings: no key wants them, and `inf` is a
-//! fine name for a port. A bracketed list may hold bare words: `trunk=[1,5-9]`. An empty value
-//! takes the key back to its default (`set` only).
+//! # Approach
 //!
-//! Three kinds of keys are friendlier than TOML, so that the shell needs no quotes: names stay
-//! text although they look like numbers (`tenant=7`), a list may be written as its items
-//! (`mac=A,B`, `actions=set-vlan:5,output:vm2`, `trunk=1,5-9`), and `match` as pairs
+//! A value that can be parsed as a TOML value becomes that value. Any other value becomes a string.
+//! Dotted keys make tables. Dates and the words `inf` and `nan` stay strings, because no key needs
+//! them and a port may be called `inf`. A list in brackets may contain bare words, as in
+//! `trunk=[1,5-9]`. With `set`, an empty value resets the key to its default.
+//!
+//! Three kinds of keys accept more than TOML, so that the shell needs no quotes. Names are text
+//! even if they look like numbers (`tenant=7`). A list may be written as its items (`mac=A,B`,
+//! `actions=set-vlan:5,output:vm2`, `trunk=1,5-9`). `match` may be written as pairs
 //! (`match=proto=tcp,dst_port=80`).
 
 use anyhow::{Result, bail, ensure};
 use toml::{Table, Value};
 
-/// Keys that hold a name or a path, whatever it looks like.
+/// Keys with a name or a path. Their values are always text.
 const TEXT_KEYS: [&str; 8] = [
     "tenant",
     "port",
@@ -25,21 +27,21 @@ const TEXT_KEYS: [&str; 8] = [
     "socket_owner",
     "socket_group",
 ];
-/// Keys that hold a list of texts.
+/// Keys with a list of texts.
 const LIST_KEYS: [&str; 3] = ["mac", "ip", "actions"];
-/// Keys that hold a list of numbers and ranges.
+/// Keys with a list of numbers and ranges.
 const RANGES_KEYS: [&str; 2] = ["vlans", "trunk"];
-/// The key that holds pairs.
+/// Key with pairs.
 const PAIRS_KEY: &str = "match";
 
 /// The parsed `key=value` arguments.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pairs {
     pub table: Table,
-    /// Dotted keys that go back to their default.
+    /// Dotted keys to reset to their default.
     pub unset: Vec<String>,
-    /// All keys in the order given, with the value as text: a string bare, all else as TOML; empty
-    /// for the default.
+    /// All keys in the given order, with the value as text. A string has no quotes, and any other
+    /// value is TOML. The text is empty for the default.
     pub changes: Vec<(String, String)>,
 }
 
@@ -47,7 +49,7 @@ impl Pairs {
     /// Reads arguments of the form `key=value` and `key=`.
     ///
     /// # Errors
-    /// An argument without `=`, an empty or repeated key, a key that is a value and a table.
+    /// An argument has no `=`, a key is empty or repeated, or a key is both a value and a table.
     pub fn parse<S: AsRef<str>>(arguments: &[S]) -> Result<Self> {
         let mut pairs = Self::default();
         for argument in arguments {
@@ -72,10 +74,10 @@ impl Pairs {
         Ok(pairs)
     }
 
-    /// As [`Self::parse`] for a new object: there is nothing to unset.
+    /// Parses the arguments of a new object. It has no keys to reset.
     ///
     /// # Errors
-    /// As [`Self::parse`], and for an empty value.
+    /// The same as those of [`Self::parse`]. An empty value is an error too.
     pub fn parse_new<S: AsRef<str>>(name: &str, arguments: &[S]) -> Result<Table> {
         let mut pairs = Self::parse(arguments)?;
         if let Some(key) = pairs.unset.first() {
@@ -116,7 +118,8 @@ fn insert(table: &mut Table, path: &[&str], value: Value, key: &str) -> Result<(
     }
 }
 
-/// A value as the text of a change: strings bare, for the key says what is text.
+/// Returns a value as the text of a change. A string has no quotes, because the key determines its
+/// type.
 fn change_text(wanted: &Value) -> String {
     match wanted {
         Value::String(text) => text.clone(),
@@ -124,10 +127,10 @@ fn change_text(wanted: &Value) -> String {
     }
 }
 
-/// The value as the key wants it.
+/// Returns the value in the type that the key requires.
 fn keyed_value(key: &str, text: &str) -> Result<Value> {
     let plain = value(text);
-    // A key of a table is the same key: `vhost-user.socket_mode`.
+    // The last part of a dotted key decides, as in `vhost-user.socket_mode`.
     let key = key.rsplit('.').next().unwrap_or(key);
     if TEXT_KEYS.contains(&key) && !plain.is_str() {
         return Ok(Value::String(text.to_owned()));
@@ -148,7 +151,7 @@ fn keyed_value(key: &str, text: &str) -> Result<Value> {
     Ok(plain)
 }
 
-/// One value of a `key=value` argument.
+/// Parses the value of a `key=value` argument.
 fn value(text: &str) -> Value {
     match text.trim().parse::<Value>() {
         Ok(Value::Datetime(_)) => Value::String(text.to_owned()),

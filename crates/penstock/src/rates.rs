@@ -1,8 +1,10 @@
 //! Rates between two readings of the counters, for `stats --watch` and `top`.
 //!
-//! **Rule.** A rate is the difference of a counter over the difference of the readings' time.
-//! A counter that went back (the daemon restarted, a port was replaced) starts from 0 again, so a
-//! rate is never negative. A port without an earlier reading has no rate yet.
+//! # Approach
+//!
+//! A rate is the difference of a counter divided by the time between the readings. If a counter has
+//! decreased, it has started at 0 again, because the daemon restarted or a port was replaced. A
+//! rate is therefore never negative. A port without an earlier reading has no rate yet.
 
 use std::collections::HashMap;
 
@@ -12,42 +14,42 @@ use penstock_control::api::{
 
 use crate::table::to_f64;
 
-/// The value of the counter of this name; 0 if the daemon has none.
+/// Returns the counter of this name, or 0 if the daemon has no such counter.
 #[must_use]
 pub fn counter(counters: &Named, name: &str) -> u64 {
     counters.iter().find(|count| count.name == name).map_or(0, |count| count.value)
 }
 
-/// What a port did between two readings.
+/// Rates of a port between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PortRates {
     pub port: String,
     /// Frames per second from the port.
     pub rx_pps: f64,
-    /// Bits per second from the port, FCS included, gap not.
+    /// Bits per second from the port, including the FCS but not the gap between frames.
     pub rx_bps: f64,
     /// Frames per second to the port.
     pub tx_pps: f64,
-    /// Bits per second to the port, FCS included, gap not.
+    /// Bits per second to the port, including the FCS but not the gap between frames.
     pub tx_bps: f64,
     /// Drops per second of frames from and towards the port.
     pub drop_pps: f64,
     /// The reason of most drops, with its rate.
     pub drop_reason: Option<(String, f64)>,
-    /// Share of one core that its batches took, 0..=1.
+    /// Share of one core that the port's batches took, 0..=1.
     pub core_share: f64,
-    /// Cycles per frame from the port, all stages; none without frames.
+    /// Cycles per frame from the port, in all stages. `None` without frames.
     pub cycles_per_frame: Option<f64>,
     /// Cycles per frame of ingress, classification and egress in sampled batches.
     pub stage_cycles: Option<[f64; 3]>,
-    /// Frames waiting inside the switch now.
+    /// Frames that wait inside the switch now.
     pub queued: u64,
     /// Cycles per second charged to the port.
     pub cycles: f64,
-    /// Cycles in its bucket now; negative while in debt.
+    /// Cycles in the port's bucket now. Negative while the port is in debt.
     pub tokens: i64,
     /// Upper bound of the frames' wait for their turn, in nanoseconds: the mean over batches, and
-    /// the largest of the last two seconds; `None` without batches.
+    /// the maximum of the last two seconds. `None` without batches.
     pub delay_ns: Option<(f64, u64)>,
     /// Frames that wait for the port now, and the 99th percentile of their wait in nanoseconds.
     /// `None` without a queue, or if no frame waited in the last second.
@@ -60,23 +62,23 @@ pub struct PortRates {
     pub rtp: Vec<RtpStatus>,
 }
 
-/// What a worker did between two readings.
+/// Rates of a worker between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkerRates {
     pub id: u32,
     pub core: u32,
-    /// Stalled at the later reading.
+    /// Whether the worker was stalled at the later reading.
     pub stalled: bool,
-    /// Share of its cycles spent in turns that moved frames, 0..=1.
+    /// Share of the worker's cycles that turns with frames took, 0..=1.
     pub busy_share: f64,
-    /// Share of all cycles in which the core ran something else, 0..=1.
+    /// Share of all cycles in which the core ran other programs, 0..=1.
     pub stolen_share: f64,
 }
 
 /// All rates between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// Seconds between the readings; 0 if the later is not later.
+    /// Seconds between the readings. 0 if the later reading has no later time.
     pub interval_s: f64,
     /// One entry per port of the later reading, in its order.
     pub ports: Vec<PortRates>,
@@ -84,7 +86,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Rates between `earlier` and `later`; `tsc_hz` turns cycles into shares of a core.
+    /// Returns the rates between `earlier` and `later`. `tsc_hz` converts cycles to shares of a
+    /// core.
     #[must_use]
     pub fn between(earlier: &Stats, later: &Stats, tsc_hz: u64) -> Self {
         let interval_s = to_f64(later.time_ns.saturating_sub(earlier.time_ns)) / 1e9;
@@ -108,7 +111,7 @@ impl Rates {
     }
 }
 
-/// A counter's growth; a counter that went back starts from 0.
+/// Returns the growth of a counter. A counter that has decreased has started at 0 again.
 fn grown(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -175,7 +178,7 @@ fn worker_rates(before: Option<&WorkerStatus>, now: &WorkerStatus) -> WorkerRate
         (delta("cycles_busy"), delta("cycles_idle"), delta("cycles_control"));
     let stolen = delta("cycles_stolen");
     let own = busy + idle + control;
-    // The dataplane keeps stolen cycles out of the other three.
+    // The data path does not count stolen cycles in the other three counters.
     let share = |part: f64, total: f64| if total > 0.0 { part / total } else { 0.0 };
     WorkerRates {
         id: now.id,
@@ -186,12 +189,12 @@ fn worker_rates(before: Option<&WorkerStatus>, now: &WorkerStatus) -> WorkerRate
     }
 }
 
-/// Readings for tests of what shows them.
+/// Readings for tests of the modules that show rates.
 #[cfg(test)]
 pub mod fixture {
     use super::*;
 
-    /// A reading of port vm1 at `time_s` with these counters.
+    /// Returns a reading of port vm1 at `time_s` with these counters.
     pub fn reading(time_s: u64, counters: &[(&str, u64)], drops: &[(&str, u64)]) -> Stats {
         let own = |list: &[(&str, u64)]| {
             list.iter().map(|(name, value)| NamedCount::new(name, *value)).collect::<Named>()

@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-/// Which edge of its column a cell keeps to.
+/// Alignment of a cell in its column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
     Left,
     Right,
 }
 
-/// A table: columns as wide as their widest cell, two spaces between them.
+/// A text table. Each column is as wide as its widest cell, with two spaces between columns.
 #[derive(Clone, Debug)]
 pub struct Table {
     columns: Vec<(&'static str, Align)>,
@@ -25,14 +25,14 @@ impl Table {
     /// Adds a row.
     ///
     /// # Panics
-    /// If it has not one cell a column: a programmer's error.
+    /// The row does not have one cell for each column. This is a programmer's error.
     pub fn row<I: IntoIterator<Item = String>>(&mut self, cells: I) {
         let row: Vec<String> = cells.into_iter().collect();
         assert_eq!(row.len(), self.columns.len(), "one cell a column");
         self.rows.push(row.into_iter().map(|cell| printable(&cell)).collect());
     }
 
-    /// The table as text, one line a row, no space at a line's end.
+    /// Returns the table as text, with one line per row and no space at a line's end.
     #[must_use]
     pub fn render(&self) -> String {
         let width = |at: usize| {
@@ -59,13 +59,14 @@ impl Table {
     }
 }
 
-/// Replaces control characters: names and error texts must not steer the reader's terminal.
+/// Replaces control characters, because names and error texts must not control the reader's
+/// terminal.
 #[must_use]
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// A dash for what is empty.
+/// Returns the text, or a dash if it is empty.
 #[must_use]
 pub fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
@@ -85,7 +86,7 @@ pub fn count(value: u64) -> String {
     text
 }
 
-/// A count and its noun, in the plural unless it is one: `1 port`, `1,200 addresses`.
+/// A count and its noun, in the plural unless the count is one: `1 port`, `1,200 addresses`.
 #[must_use]
 pub fn counted(value: u64, noun: &str) -> String {
     let ending = match (value, noun.ends_with(['s', 'h'])) {
@@ -96,7 +97,7 @@ pub fn counted(value: u64, noun: &str) -> String {
     format!("{} {noun}{ending}", count(value))
 }
 
-/// As [`counted`], of a length.
+/// Like [`counted`], for a length.
 #[must_use]
 pub fn counted_items(items: usize, noun: &str) -> String {
     counted(u64::try_from(items).unwrap_or(u64::MAX), noun)
@@ -144,7 +145,7 @@ pub fn cycle_rate(value: f64) -> String {
     prefixed(value, "cycles/s")
 }
 
-/// A size: `1.50 GB`, decimal as rates are.
+/// A size with a decimal prefix, as for rates: `1.50 GB`.
 #[must_use]
 pub fn bytes(value: u64) -> String {
     prefixed(to_f64(value), "B")
@@ -168,7 +169,7 @@ pub fn seconds(value: u64) -> String {
     }
 }
 
-/// For rates and shares only: above 2^53 the last digits go.
+/// Converts a number for rates and shares. Above 2^53 the last digits are lost.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 #[must_use]
 pub fn to_f64(value: u64) -> f64 {

@@ -7,11 +7,13 @@ mod v1 {
 
 pub use v1::{host_service_client, host_service_server};
 
-/// Largest message the daemon accepts: a configuration of 1,000 ports is about 200 kB.
+/// Largest message that the daemon accepts, in bytes. A configuration of 1,000 ports has about 200
+/// kB.
 pub const REQUEST_BYTES_MAX: usize = 4 << 20;
-/// Largest message a client accepts: 100,000 addresses or the counters of 4,096 ports.
+/// Largest message that a client accepts, in bytes. It has room for 100,000 addresses or the
+/// counters of 4,096 ports.
 pub const REPLY_BYTES_MAX: usize = 64 << 20;
-/// Shortest interval of a watch.
+/// Shortest interval of a watch in milliseconds.
 pub const WATCH_MS_MIN: u32 = 100;
-/// Longest interval of a watch.
+/// Longest interval of a watch in milliseconds.
 pub const WATCH_MS_MAX: u32 = 3_600_000;

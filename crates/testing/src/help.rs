@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A section for each command that the help names, with the whole help of each.
+/// Returns a section for each command that the help names, with the whole help of the command.
 ///
 /// # Panics
-/// If the program has no help.
+/// The program has no help.
 #[must_use]
 pub fn sections(program: &Path, name: &str) -> String {
     let mut page = String::new();
@@ -28,7 +28,7 @@ fn section(program: &Path, words: &[String], page: &mut String) {
     }
 }
 
-/// Names below `Commands:`.
+/// Returns the names below `Commands:`.
 fn verbs(help: &str) -> Vec<String> {
     let list = help.split("\nCommands:\n").nth(1).unwrap_or_default();
     let lines = list.lines().take_while(|line| !line.is_empty());

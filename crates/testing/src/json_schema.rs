@@ -1,15 +1,17 @@
 //! A validator for the part of JSON Schema 2020-12 that the schemas in `docs/reference/` use.
 //!
-//! **Rule.** As strict as `ajv` in its strict mode: a keyword or a format that it does not know is
-//! a panic, so nothing in the schema is without effect. [`loose`] finds what else strict mode
-//! refuses. `scripts/formats.sh` asks `ajv` itself.
+//! # Approach
+//!
+//! The validator is as strict as `ajv` in its strict mode. It panics at an unknown keyword or
+//! format, so nothing in the schema is without effect. [`loose`] finds the other things that strict
+//! mode refuses. `scripts/formats.sh` runs `ajv` itself.
 
 use std::collections::BTreeSet;
 
 use regex::Regex;
 use serde_json::{Map, Value};
 
-/// Keywords that say nothing about validity.
+/// Keywords without effect on validity.
 const NOTES: [&str; 5] = ["$schema", "$defs", "title", "description", "default"];
 
 /// Whether `value` is valid by `schema`, a part of the schema `root`.
@@ -34,7 +36,7 @@ pub fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
             "allOf" => at.count(value) == at.list(rule).len(),
             "anyOf" => at.count(value) > 0,
             "oneOf" => at.count(value) == 1,
-            // Both are looked at with their `if`.
+            // Both are evaluated together with their `if`.
             "then" | "else" => schema.contains_key("if"),
             "if" => {
                 let next = if is_valid(root, rule, value) { "then" } else { "else" };
@@ -59,7 +61,8 @@ pub fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
     })
 }
 
-/// The type of values that a keyword is about; `None`: of all. Panics at an unknown keyword.
+/// Returns the type of values to which a keyword applies. `None` if it applies to all types. Panics
+/// at an unknown keyword.
 fn about(keyword: &str) -> Option<&'static str> {
     Some(match keyword {
         "pattern" | "minLength" | "maxLength" => "string",
@@ -77,22 +80,23 @@ fn about(keyword: &str) -> Option<&'static str> {
     })
 }
 
-/// What is known of a value from the schemas around the one at hand that are about it too.
+/// Facts about a value from the enclosing schemas that apply to the same value.
 #[derive(Clone, Debug, Default)]
 struct Known {
     types: Vec<String>,
     keys: BTreeSet<String>,
 }
 
-/// What `ajv` in its strict mode refuses, each with its place: a keyword without the `type` that it
-/// is about, several types, a required key that no `properties` names, an `if` without effect.
+/// Returns what `ajv` in its strict mode refuses, each with its place. This is a keyword without
+/// the `type` to which it applies, several types, a required key that no `properties` names, or an
+/// `if` without effect.
 pub fn loose(schema: &Value) -> Vec<String> {
     let mut found = Vec::new();
     look(schema, "#", Known::default(), &mut found);
     found
 }
 
-/// The keys of all tables of a file.
+/// Returns the keys of all tables of a file.
 #[must_use]
 pub fn keys(schema: &Value) -> Vec<String> {
     let tables = schema["$defs"].as_object().into_iter().flat_map(|defs| defs.values());
@@ -101,7 +105,8 @@ pub fn keys(schema: &Value) -> Vec<String> {
     keys.flat_map(|keys| keys.keys().cloned()).collect()
 }
 
-/// The keys of a file that no code span of its page in Markdown names, alone or with its table.
+/// Returns the keys of a file that its page in Markdown lacks. A code span must name each key,
+/// alone or with its table.
 #[must_use]
 pub fn undocumented(schema: &Value, page: &str) -> Vec<String> {
     let code: Vec<&str> = page.split('`').skip(1).step_by(2).collect();
@@ -115,7 +120,7 @@ pub fn undocumented(schema: &Value, page: &str) -> Vec<String> {
 /// and refuse it with each of `wrong`. `refuses` returns the program's error.
 ///
 /// # Panics
-/// If they disagree, with all texts about which they do.
+/// The schema and the program disagree. The message has all texts about which they do.
 pub fn compare(
     schema: &Value,
     base: &str,
@@ -130,7 +135,7 @@ pub fn compare(
         let said = refuses(&text);
         let file: Value = toml_edit::de::from_str(&text).expect("TOML");
         let passes = is_valid(schema, schema, &file);
-        // An error must say something.
+        // An error must have a text.
         let agrees = if is_right {
             said.is_none() && passes
         } else {
@@ -200,7 +205,7 @@ fn is_of(name: &str, value: &Value) -> bool {
     }
 }
 
-/// A keyword's value, and where it is.
+/// A keyword's value and its location.
 struct At<'a> {
     root: &'a Value,
     schema: &'a Map<String, Value>,
@@ -217,7 +222,7 @@ impl<'a> At<'a> {
         self.root.pointer(path).expect("it is there")
     }
 
-    /// How many of a list of schemas `value` is valid by.
+    /// Number of schemas in a list by which `value` is valid.
     fn count(&self, value: &Value) -> usize {
         self.list(self.rule).iter().filter(|one| is_valid(self.root, one, value)).count()
     }
@@ -271,7 +276,7 @@ impl<'a> At<'a> {
         }
     }
 
-    /// Whether `properties` or `patternProperties` beside it are about the key.
+    /// Whether `properties` or `patternProperties` beside this keyword apply to the key.
     fn is_listed(&self, key: &str) -> bool {
         let is_in = |name: &str, fits: &dyn Fn(&str) -> bool| {
             let rules = self.schema.get(name).and_then(Value::as_object);

@@ -13,9 +13,10 @@
 //!
 //! # Patience
 //! A test waits for an event with a deadline, so that a defect ends the test instead of hanging it.
-//! [`patience`] is that deadline; [`scaled`] is for one that a claim or a peer sets. Both grow with
-//! `PENSTOCK_PATIENCE`, as `wait_until` in `scripts/lib.sh` does: a busy machine needs longer. A
-//! test that passes does not wait for its deadline, so patience costs it nothing.
+//! [`patience`] is this deadline. [`scaled`] is for a deadline that a claim or a peer sets. Both
+//! grow with `PENSTOCK_PATIENCE`, because a busy machine needs longer. `wait_until` in
+//! `scripts/lib.sh` does the same. A test that passes does not wait for its deadline, so patience
+//! costs it nothing.
 #![forbid(unsafe_code)]
 
 pub mod committed;
@@ -28,21 +29,22 @@ use std::panic::Location;
 use std::path::Path;
 use std::time::Duration;
 
-/// File that [`skip`] appends to; without it, [`skip`] writes to standard error.
+/// Variable with the file to which [`skip`] appends. Without it, [`skip`] writes to standard error.
 pub const SKIPS: &str = "PENSTOCK_SKIPS";
-/// Factor of all deadlines: a whole number from 1.
+/// Variable with the factor of all deadlines, a whole number from 1.
 pub const PATIENCE: &str = "PENSTOCK_PATIENCE";
-/// [`PATIENCE`] if it is not set; `scripts/lib.sh` has the same number.
+/// Factor if [`PATIENCE`] is not set. `scripts/lib.sh` has the same number.
 pub const PATIENCE_DEFAULT: u32 = 3;
 
 /// Records that the calling test, or a part of it, does not run here, and why.
 ///
 /// # Panics
-/// If the file of [`SKIPS`] cannot be written: a skip must not be lost.
+/// The file of [`SKIPS`] cannot be written. A skip must not be lost.
 #[track_caller]
 pub fn skip(reason: impl Display) {
     let thread = std::thread::current();
-    // libtest names its threads after the tests; a helper's own thread has the place in the source.
+    // libtest names its threads after the tests. In a helper's own thread, the line has the place
+    // in the source.
     let place = match thread.name() {
         Some(name) if name != "main" => name.to_owned(),
         _ => Location::caller().to_string(),
@@ -51,7 +53,7 @@ pub fn skip(reason: impl Display) {
     let line = line(&package, &place, &reason.to_string());
     let written = match std::env::var_os(SKIPS) {
         Some(path) => append(Path::new(&path), &line),
-        // Not by `eprintln!`, whose output libtest hides if the test passes.
+        // libtest hides the output of `eprintln!` if the test passes.
         None => io::stderr().write_all(line.as_bytes()),
     };
     if let Err(error) = written {
@@ -59,28 +61,29 @@ pub fn skip(reason: impl Display) {
     }
 }
 
-/// One line, whatever the reason contains.
+/// Returns a single line, even if the reason contains line ends.
 fn line(package: &str, place: &str, reason: &str) -> String {
     let package = package.strip_prefix("penstock-").unwrap_or(package);
     let reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
     format!("SKIP {package} {place}: {reason}\n")
 }
 
-/// One `write` at the end of the file: lines of parallel processes stay whole.
+/// Appends with one `write`, so that lines of parallel processes stay whole.
 fn append(path: &Path, line: &str) -> io::Result<()> {
     let mut file = std::fs::File::options().create(true).append(true).open(path)?;
     file.write_all(line.as_bytes())
 }
 
-/// Longest that a test waits for anything: a busy machine is slow, a broken program is not.
+/// Longest time that a test waits for an event. A busy machine may need long, but a broken program
+/// waits in vain.
 pub fn patience() -> Duration {
     scaled(Duration::from_secs(20))
 }
 
-/// `deadline`, multiplied for the machine at hand.
+/// Returns `deadline`, multiplied for this machine.
 ///
 /// # Panics
-/// If `PENSTOCK_PATIENCE` is not a whole number from 1.
+/// `PENSTOCK_PATIENCE` is not a whole number from 1.
 pub fn scaled(deadline: Duration) -> Duration {
     let factor = match std::env::var(PATIENCE) {
         Ok(text) => factor(&text).unwrap_or_else(|error| panic!("{PATIENCE}: {error}")),

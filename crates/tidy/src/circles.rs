@@ -1,11 +1,14 @@
-//! Circles of files that import each other. Up to three may: a module and two parts of it, say.
-//! In a larger circle no file can be understood, tested or moved without all the others.
+//! Finds circles of files that import each other. Up to three files may form a circle, such as a
+//! module and two of its parts. In a larger circle no file can be understood, tested or moved
+//! without all the others.
 //!
-//! **Approach.** A file is a module. It imports what its `use` trees name, and what paths in its
-//! code name that begin with `crate` or `super`. (A path that begins with a submodule's name does
-//! not count: a `mod.rs` may list its parts and call them.) The longest part of a path that is a
-//! file counts: what a `mod.rs` re-exports is imported from that `mod.rs`. Test modules are left
-//! out, and so is `lib.rs` as something to import. A module within a file counts as its file.
+//! # Approach
+//!
+//! A file is a module. It imports the paths in its `use` trees, and the paths in its code that
+//! begin with `crate` or `super`. A path that begins with a submodule's name does not count,
+//! because a `mod.rs` may list its parts and call them. The longest part of a path that is a file
+//! counts. A name that a `mod.rs` re-exports is therefore imported from that `mod.rs`. Test modules
+//! are left out, and imports of `lib.rs` do not count. A module within a file counts as its file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +17,10 @@ use crate::{Finding, Source};
 
 /// The crates that are checked.
 const CRATES: &[&str] = &["control", "lab", "controller"];
-/// Most files in a circle.
+/// Largest number of files in a circle.
 const MOST: usize = 3;
 
-/// A module's path from the crate's root, which is empty.
+/// Path of a module from the crate's root. The path of the root is empty.
 type Module = Vec<String>;
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
@@ -54,7 +57,7 @@ fn module(path: &str) -> Module {
     parts
 }
 
-/// Which file imports which; test modules are neither asked nor found.
+/// Returns the imports of each file. Test modules neither import nor are imported.
 fn imports(files: &BTreeMap<Module, &Source>) -> Imports {
     let read: BTreeMap<_, _> = files.iter().map(|(m, s)| (m, Uses::read(&s.text))).collect();
     let tests: BTreeSet<Module> = read
@@ -73,7 +76,8 @@ fn imports(files: &BTreeMap<Module, &Source>) -> Imports {
     imports
 }
 
-/// The file that `path` means in the file of module `at`; `None`: it leads to another crate.
+/// Returns the file to which `path` leads from the file of module `at`. `None` if it leads to
+/// another crate.
 fn resolve(files: &BTreeMap<Module, &Source>, at: &Module, path: &[String]) -> Option<Module> {
     let supers = path.iter().take_while(|name| *name == "super").count();
     let (base, rest) = match path.first()?.as_str() {
@@ -110,12 +114,12 @@ fn reached<'a>(imports: &'a Imports, from: &'a Module) -> BTreeSet<&'a Module> {
     seen
 }
 
-/// What a file names.
+/// Names that a file uses.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Uses {
-    /// Paths of `use` trees, one each, and paths in code.
+    /// Paths of `use` trees, one for each branch, and paths in code.
     paths: BTreeSet<Vec<String>>,
-    /// Its modules that are only there in tests.
+    /// Modules of the file that exist only in tests.
     tests: BTreeSet<String>,
 }
 
@@ -132,7 +136,7 @@ impl Uses {
             at += match &tokens[at..] {
                 rest if rest.starts_with(TEST) => uses.test_item(rest),
                 ["use", rest @ ..] if rest.first() != Some(&"<") => 1 + uses.tree(&[], rest),
-                // `pub(in path)` imports nothing, `for x in path` does.
+                // `pub(in path)` imports nothing, but `for x in path` does.
                 ["crate" | "super", "::", ..]
                     if !tokens[..at].ends_with(&["::"])
                         && !tokens[..at].ends_with(&["(", "in"]) =>
@@ -146,8 +150,8 @@ impl Uses {
         uses
     }
 
-    /// Reads one branch of a `use` tree below `prefix`, up to `,`, `}` or `;`. Returns how many
-    /// tokens it has.
+    /// Reads one branch of a `use` tree below `prefix`, up to `,`, `}` or `;`. Returns the number
+    /// of its tokens.
     fn tree(&mut self, prefix: &[String], tokens: &[&str]) -> usize {
         let mut path = prefix.to_vec();
         let mut at = 0;
@@ -161,7 +165,7 @@ impl Uses {
                     }
                     return at + 1;
                 }
-                // Another name for what stands before it.
+                // `as` gives another name to the preceding path.
                 "as" => at += 1,
                 "::" => {}
                 name => path.push(name.to_owned()),
@@ -174,7 +178,7 @@ impl Uses {
         at
     }
 
-    /// Passes over the item after `#[cfg(test)]`. Returns how many tokens both have.
+    /// Passes over the item after `#[cfg(test)]`. Returns the number of tokens of both.
     fn test_item(&mut self, tokens: &[&str]) -> usize {
         let mut depth = 0_usize;
         for (n, token) in tokens.iter().enumerate().skip(TEST.len()) {
@@ -191,7 +195,7 @@ impl Uses {
     }
 }
 
-/// The names at the start of `tokens` that `::` joins.
+/// Returns the names at the start of `tokens` that `::` joins.
 fn path(tokens: &[&str]) -> Vec<String> {
     let is_name = |token: &str| token.starts_with(|c: char| c.is_alphabetic() || c == '_');
     let joined = tokens[1..].chunks_exact(2).take_while(|pair| pair[0] == "::");
@@ -199,7 +203,7 @@ fn path(tokens: &[&str]) -> Vec<String> {
     [tokens[0]].into_iter().chain(more).map(ToOwned::to_owned).collect()
 }
 
-/// Words, `::` and single signs.
+/// Returns words, `::` and single signs.
 fn tokens(code: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut rest = code.trim_start();
@@ -226,7 +230,7 @@ mod tests {
         check(&sources).iter().map(ToString::to_string).collect()
     }
 
-    /// `names` in a circle, each with a path that the next is at the end of.
+    /// Returns files called `names`, each with its text.
     fn ring<'a>(names: &[&'a str], texts: &[&'a str]) -> Vec<(String, &'a str)> {
         names.iter().map(|n| format!("control/src/{n}")).zip(texts.iter().copied()).collect()
     }
@@ -291,7 +295,7 @@ mod tests {
             "#[cfg(test)]\npub(crate) mod tests;",
         ];
         assert_eq!(found_in(&ring(&names, &texts)), [""; 0]);
-        // What follows a test module, or one item of a test, is code again.
+        // Text after a test module, or after one item of a test, is code again.
         let later = [inner, "fn f() { crate::a::f(); }"].concat();
         let one = "#[cfg(test)]\nuse crate::e::E;\nuse crate::a::A;";
         for text in [&*later, one] {

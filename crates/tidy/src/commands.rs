@@ -1,7 +1,7 @@
 //! Checks that the commands in fenced blocks of Markdown files exist, with their options.
 //!
-//! The pages of all options are made from the programs, and tests compare them. So the commands
-//! are read from there: a heading for each command, and its help below.
+//! The pages of all options are made from the programs, and tests compare them. This module
+//! therefore reads the commands from these pages: a heading for each command, and its help below.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ const LANGUAGES: [&str; 4] = ["console", "sh", "text", ""];
 pub struct Commands(BTreeMap<String, String>);
 
 impl Commands {
-    /// The commands of the pages of options.
+    /// Reads the commands from the pages of options.
     pub fn read(sources: &[Source]) -> Self {
         let pages = PAGES.iter().filter_map(|path| sources.iter().find(|s| s.path == *path));
         Self(pages.flat_map(|page| sections(&page.text)).collect())
     }
 
-    /// Commands of `source` that do not exist.
+    /// Returns the commands of `source` that do not exist.
     pub fn check(&self, source: &Source) -> Vec<Finding> {
         if self.0.is_empty() || PAGES.contains(&source.path.as_str()) {
             return Vec::new();
@@ -35,7 +35,7 @@ impl Commands {
         written(&source.text).into_iter().filter_map(of_line).collect()
     }
 
-    /// What is wrong with the words of a command; `None` if nothing is.
+    /// Returns the mistake in the words of a command, or `None` if there is none.
     fn problem(&self, words: &[String]) -> Option<String> {
         let mut name = words[0].clone();
         let mut given = Vec::new();
@@ -44,7 +44,7 @@ impl Commands {
         while let Some(word) = rest.next() {
             if word.starts_with("--") {
                 given.push(word.split('=').next().unwrap_or_default());
-                // Its value may look like a verb.
+                // The value of `--socket` may look like a verb.
                 if word == "--socket" {
                     rest.next();
                 }
@@ -71,12 +71,12 @@ impl Commands {
     }
 }
 
-/// Whether a word is written as verbs are; `...` and `NAME` are not.
+/// Whether a word has the form of a verb. `...` and `NAME` have not.
 fn is_verb(word: &str) -> bool {
     word.chars().all(|c| c.is_ascii_lowercase() || c == '-')
 }
 
-/// Headings such as ``## `penstock port add` `` and the text below.
+/// Returns headings such as ``## `penstock port add` `` and the text below.
 fn sections(text: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     for line in text.lines() {
@@ -93,7 +93,7 @@ fn sections(text: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The commands of a page with the line where each begins, as words up to a pipe or redirection.
+/// Returns the commands of a page with their lines. A command ends at a pipe or redirection.
 fn written(text: &str) -> Vec<(usize, Vec<String>)> {
     let mut found = Vec::new();
     let mut language = None;
@@ -113,7 +113,7 @@ fn written(text: &str) -> Vec<(usize, Vec<String>)> {
         }
         let words: Vec<&str> = command.split_whitespace().collect();
         let start = words.iter().position(|word| program(word).is_some());
-        // A line of output may name the program later on.
+        // A line of output may contain the program's name later in the line.
         let first = start.filter(|at| words[..*at].iter().all(|w| BEFORE.contains(w)));
         if let Some(at) = first {
             let mut all = vec![program(words[at]).unwrap_or_default().to_owned()];

@@ -20,7 +20,7 @@ const ROUND: &[&str] = &["control", "guest"];
 /// Crates that no product code may use and that use no other crate of the workspace.
 const APART: &[&str] = &["tidy", "testing"];
 
-/// A crate's layer; it may use the layers below. `None` for a name without a layer.
+/// Returns a crate's layer, or `None` for a name without a layer. A crate may use the layers below.
 fn layer(krate: &str) -> Option<u8> {
     match krate {
         "units" => Some(0),
@@ -40,7 +40,7 @@ fn layer(krate: &str) -> Option<u8> {
 /// The crates of the workspace by folder name, and their dependencies.
 #[derive(Debug, Default)]
 pub struct Graph {
-    /// Normal and build dependencies: (user, used).
+    /// Normal and build dependencies, as pairs of the user and the used crate.
     pub uses: BTreeSet<(String, String)>,
     /// Dependencies of tests, examples and benches.
     pub tests_use: BTreeSet<(String, String)>,

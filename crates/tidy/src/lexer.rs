@@ -1,10 +1,10 @@
-//! Splits Rust text into code, comments and string literals, line by line, so that a check neither
+//! Splits Rust text into code, comments and string literals, line by line. A check then neither
 //! reacts to a word in a string nor misses one behind a comment.
 
 /// Ends a literal in [`Line::text`].
 const END: char = '\0';
 
-/// One line in three views. In each view the text of the others is blank.
+/// One line in three views. In each view, the text of the other views is blank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Line {
     /// Code, without the contents of string and character literals.
@@ -29,7 +29,7 @@ enum State {
     RawStr { hashes: usize },
 }
 
-/// Both views of every line of `text`.
+/// Returns all views of every line of `text`.
 pub fn split(text: &str) -> Vec<Line> {
     let chars: Vec<char> = text.chars().collect();
     let mut lines = vec![Line::default()];
@@ -109,7 +109,7 @@ fn string(chars: &[char], at: usize, line: &mut Line, state: &mut State) -> usiz
     1
 }
 
-/// Every string literal with the line where it begins. White space is folded.
+/// Returns every string literal with the line where it begins. White space is folded.
 pub fn literals(lines: &[Line]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut open: Option<(usize, String)> = None;

@@ -1,5 +1,6 @@
-//! Checks line by line: width, unfinished work, `unsafe` without a reason, clocks and the outside
-//! world in crates that only hold state machines, and unrecorded skips of tests.
+//! Checks each line for width, unfinished work, and `unsafe` without a reason. Also finds
+//! unrecorded skips of tests, and uses of clocks and the outside world in crates that only have
+//! state machines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,9 +18,10 @@ const PURE: [&str; 4] = ["units", "qos", "vcpu", "fabric"];
 /// Names that a pure crate must not contain.
 const OUTSIDE: [&str; 7] =
     ["Instant::now", "SystemTime::now", "rdtsc", "_rdtsc", "thread::sleep", "std::net", "std::fs"];
-/// Crates that face the operating system or a ring. They deny `unsafe` and lift that by module.
+/// Crates that use the operating system or a ring. They deny `unsafe`, and single modules may allow
+/// it.
 const MAY_LIFT: [&str; 4] = ["dataplane", "vcpu-host", "guest", "lab"];
-/// Marks of unfinished work. Split, so that this file does not contain them.
+/// Marks of unfinished work. They are split, so that this file does not contain them.
 const MARKS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 /// Beginnings of printed messages about skipped tests, in lower case. Such skips would not be
 /// counted.
@@ -64,7 +66,7 @@ pub fn check(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// Every crate root must forbid `unsafe`, or deny it if modules may lift that.
+/// Checks that every crate root forbids `unsafe`, or denies it if modules may allow it.
 pub fn check_crate_roots(
     root: &Path,
     roots: &BTreeMap<String, Vec<String>>,

@@ -1,5 +1,5 @@
-//! Checks of Markdown files: relative links lead to an existing file and to a heading in it, and
-//! the summary of the book names every page of `docs/`.
+//! Checks Markdown files. Relative links must lead to an existing file and to a heading in it. The
+//! summary of the book must name every page of `docs/`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::{Finding, Source};
 /// The list of pages from which mdBook makes the site.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Links without a target, and pages that the summary does not name.
+/// Returns links without a target, and pages that the summary does not name.
 pub fn check(root: &Path, sources: &[Source]) -> Vec<Finding> {
     let anchors: BTreeMap<&str, BTreeSet<String>> =
         sources.iter().map(|s| (s.path.as_str(), headings(&s.text))).collect();
@@ -19,7 +19,7 @@ pub fn check(root: &Path, sources: &[Source]) -> Vec<Finding> {
     found
 }
 
-/// Links of one file whose file or heading does not exist.
+/// Returns the links of one file whose file or heading does not exist.
 fn dead(root: &Path, source: &Source, anchors: &BTreeMap<&str, BTreeSet<String>>) -> Vec<Finding> {
     let problem = |target: &str| {
         let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
@@ -37,7 +37,8 @@ fn dead(root: &Path, source: &Source, anchors: &BTreeMap<&str, BTreeSet<String>>
         .collect()
 }
 
-/// The file that a link of `page` names, relative to the root. An empty `target` is the page.
+/// Returns the file that a link of `page` names, relative to the root. If `target` is empty, this
+/// is the page.
 fn resolve(page: &str, target: &str) -> PathBuf {
     if target.is_empty() {
         return PathBuf::from(page);
@@ -58,7 +59,7 @@ fn resolve(page: &str, target: &str) -> PathBuf {
     file
 }
 
-/// Pages of `docs/` without an entry in the summary.
+/// Returns the pages of `docs/` without an entry in the summary.
 fn unlisted(sources: &[Source]) -> Vec<Finding> {
     let Some(summary) = sources.iter().find(|s| s.path == SUMMARY) else { return Vec::new() };
     let listed: BTreeSet<PathBuf> =
@@ -70,7 +71,8 @@ fn unlisted(sources: &[Source]) -> Vec<Finding> {
         .collect()
 }
 
-/// Anchors of all headings, as GitHub and mdBook make them. Of equal ones, the second ends in `-1`.
+/// Returns the anchors of all headings, as GitHub and mdBook make them. If two are equal, the
+/// second ends in `-1`.
 fn headings(text: &str) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for (_, line) in outside_fences(text) {
@@ -87,8 +89,9 @@ fn headings(text: &str) -> BTreeSet<String> {
     all
 }
 
-/// Lower case; spaces become hyphens, and of the rest only letters, digits, `-` and `_` stay. The
-/// target of a link in a heading does not count.
+/// Returns the anchor of a title. It is in lower case, with hyphens for spaces. Of the other
+/// characters only letters, digits, `-` and `_` stay. The target of a link in a heading does not
+/// count.
 fn anchor(title: &str) -> String {
     let mut words = String::new();
     let mut rest = title.trim();

@@ -33,7 +33,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-/// A violation of a rule: where it is, and what to do about it.
+/// A violation of a rule, with its location and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     /// Path relative to the root of the tree.
@@ -97,7 +97,7 @@ fn main() -> Result<ExitCode> {
     Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Checks of what people read: Markdown files, and the words in Rust files.
+/// Checks the text that people read: Markdown files, and the words in Rust files.
 fn check_words(root: &Path, rust: &[Source]) -> Result<Vec<Finding>> {
     let pages = read_all(root, "md")?;
     let commands = commands::Commands::read(&pages);
@@ -116,7 +116,7 @@ fn check_words(root: &Path, rust: &[Source]) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Every file of the tree that ends in `.ext`, in path order, without build output.
+/// Reads every file of the tree that ends in `.ext`, in path order, without build output.
 fn read_all(root: &Path, ext: &str) -> Result<Vec<Source>> {
     let mut paths = Vec::new();
     walk(root, ext, &mut paths)?;

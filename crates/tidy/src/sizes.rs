@@ -1,5 +1,5 @@
-//! Checks the length of files and functions. `ratchet.txt` lists those that are too long with their
-//! sizes. A listed one may shrink but not grow, and no new one may be added.
+//! Checks the length of files and functions. `ratchet.txt` lists the files and functions that are
+//! too long, with their sizes. A listed one may shrink but not grow, and no new one may be added.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ const FUNCTION: usize = 70;
 /// Sizes by name: `path` for a file, `path fn name` for a function.
 pub type Sizes = BTreeMap<String, usize>;
 
-/// All files and functions in `sources` that are over their limit.
+/// Returns all files and functions in `sources` that exceed their limit.
 pub fn measure(sources: &[Source]) -> Sizes {
     let mut sizes = Sizes::new();
     for source in sources {
@@ -37,7 +37,7 @@ pub fn measure(sources: &[Source]) -> Sizes {
     sizes
 }
 
-/// Name and length of every function that has a body.
+/// Returns the name and length of every function that has a body.
 fn functions(text: &str) -> Vec<(String, usize)> {
     let lines = lexer::split(text);
     let mut found = Vec::new();
@@ -71,12 +71,12 @@ fn function_name(code: &str) -> Option<&str> {
     (end > 0).then(|| &name[..end])
 }
 
-/// The list of too long files and functions.
+/// The list of files and functions that are too long.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ratchet(Sizes);
 
 impl Ratchet {
-    /// Parses `SIZE NAME` lines; `#` begins a comment.
+    /// Parses `SIZE NAME` lines. A `#` begins a comment.
     pub fn parse(text: &str) -> Result<Self> {
         let mut sizes = Sizes::new();
         for line in text.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')) {
@@ -87,7 +87,7 @@ impl Ratchet {
         Ok(Self(sizes))
     }
 
-    /// Reports what grew, is new, or is shorter than listed.
+    /// Reports entries that have grown, are new, or are shorter than listed.
     pub fn check(&self, now: &Sizes) -> Vec<Finding> {
         let mut found = Vec::new();
         for (name, size) in now {
@@ -111,7 +111,8 @@ impl Ratchet {
         found
     }
 
-    /// This list with every entry lowered to its present size, without those within the limit.
+    /// Returns this list with every entry lowered to its present size, without entries within the
+    /// limit.
     pub fn shrunk(&self, now: &Sizes) -> Self {
         let keep = |(name, old): (&String, &usize)| {
             now.get(name).map(|size| (name.clone(), (*size).min(*old)))

@@ -2,7 +2,7 @@
 //! over, long sentences in help and errors, and doc comments that only repeat a name.
 //!
 //! # Approach
-//! Each rule is chosen so that what it finds is wrong. What needs judgement is left to reviewers.
+//! Each rule is chosen so that all its findings are mistakes. Reviewers judge everything else.
 //! `words-exempt.txt` names the paths that are not checked yet.
 
 use std::path::Path;
@@ -11,9 +11,9 @@ use crate::lexer;
 use crate::links::outside_fences;
 use crate::{Finding, Source};
 
-/// Most words of a sentence in help and errors.
+/// Largest number of words of a sentence in help and errors.
 const SENTENCE: usize = 30;
-/// Phrases and what to write instead; found at word boundaries, in any case.
+/// Phrases and their replacements. A phrase is found at word boundaries, in any case.
 const PHRASES: [(&str, &str); 21] = [
     ("is told", "use the plain verb: receives, learns, is configured"),
     ("are told", "use the plain verb: receive, learn, are configured"),
@@ -37,7 +37,7 @@ const PHRASES: [(&str, &str); 21] = [
     ("wherein", "write in which"),
     ("hitherto", "write so far"),
 ];
-/// Software and things of which `who` is wrong.
+/// Things for which `who` is wrong.
 const THINGS: [&str; 22] = [
     "port",
     "vm",
@@ -63,20 +63,20 @@ const THINGS: [&str; 22] = [
     "socket",
 ];
 
-/// Findings in one Markdown file.
+/// Returns the findings in one Markdown file.
 pub fn check_page(source: &Source) -> Vec<Finding> {
     let lines = outside_fences(&source.text).map(|(n, line)| (n, without_code(line)));
     let mut found = Vec::new();
     let mut before = String::new();
     for (n, line) in lines {
-        // A phrase may go over the end of a line; it is found in the line where it ends.
+        // A phrase may continue on the next line. It is found in the line where it ends.
         found.extend(phrases(&before, &line).map(|what| Finding::new(&source.path, n, what)));
         before = line;
     }
     found
 }
 
-/// Findings in the doc comments and literals of one Rust file, up to its tests.
+/// Returns the findings in the doc comments and literals of one Rust file, up to its tests.
 pub fn check_code(source: &Source) -> Vec<Finding> {
     if is_test(&source.path) {
         return Vec::new();
@@ -101,7 +101,7 @@ pub fn check_code(source: &Source) -> Vec<Finding> {
     }
     for (line, literal) in lexer::literals(&lines) {
         phrases("", &literal).for_each(|what| say(line, what));
-        // Keys and values are the text of a file, not a sentence.
+        // A literal with keys and values is the text of a file, not a sentence.
         if !literal.contains(" = ") {
             long(&literal).for_each(|what| say(line, what));
         }
@@ -109,7 +109,7 @@ pub fn check_code(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// Beginnings of paths that are not checked, from a list with `PATH => REASON` lines.
+/// Returns the beginnings of paths that are not checked, from a list with `PATH => REASON` lines.
 pub fn exempt(list: &str) -> Vec<&str> {
     let lines = list.lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(|line| Some(line.split_once(" => ")?.0.trim())).collect()
@@ -123,7 +123,7 @@ fn is_test(path: &str) -> bool {
         || path.contains("/tests/")
 }
 
-/// Doc comments with the line where each begins; the paragraphs of one are separate.
+/// Returns doc comments with the line where each begins. The paragraphs of a comment are separate.
 fn docs(lines: &[lexer::Line]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut open = false;
@@ -155,7 +155,8 @@ fn docs(lines: &[lexer::Line]) -> Vec<(usize, String)> {
     found
 }
 
-/// Whether a doc comment is one word, or an article and a word. Capitals are a symbol of a source.
+/// Whether a doc comment is one word, or an article and a word. A word in capitals is a symbol of a
+/// source, and not filler.
 fn is_filler(doc: &str) -> bool {
     let Some(text) = doc.strip_suffix('.') else { return false };
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -167,7 +168,7 @@ fn is_filler(doc: &str) -> bool {
     }
 }
 
-/// Sentences that are too long.
+/// Returns a finding for each sentence that is too long.
 fn long(text: &str) -> impl Iterator<Item = String> {
     let mut sentences = Vec::new();
     let mut words = 0;
@@ -182,7 +183,7 @@ fn long(text: &str) -> impl Iterator<Item = String> {
     long.map(|words| format!("a sentence of {words} words: at most {SENTENCE} in help and errors"))
 }
 
-/// Phrases that end in `text`; `before` is the text in front of it.
+/// Returns findings for phrases that end in `text`. `before` is the text in front of it.
 fn phrases(before: &str, text: &str) -> impl Iterator<Item = String> {
     let mut words = folded(before);
     let old = words.len();
@@ -208,7 +209,7 @@ fn phrases(before: &str, text: &str) -> impl Iterator<Item = String> {
     found.into_iter()
 }
 
-/// Words in lower case. Punctuation ends a phrase, so it becomes a word of its own.
+/// Returns the words in lower case. Punctuation ends a phrase, so it becomes a word of its own.
 fn folded(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -224,7 +225,7 @@ fn folded(text: &str) -> Vec<String> {
     words
 }
 
-/// A line with what is between back quotes replaced by one word.
+/// Returns a line in which each span between back quotes is replaced by one word.
 fn without_code(line: &str) -> String {
     let parts = line.split('`').enumerate();
     parts.map(|(n, part)| if n % 2 == 0 { part } else { "CODE" }).collect()

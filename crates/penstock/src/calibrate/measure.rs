@@ -1,15 +1,29 @@
-//! What a frame costs on this host, by the real switch under real load.
+//! Measures the cost of a frame on this host, with the real switch under real load.
 //!
-//! **Problem.** The cost model needs some eighty figures, and the machine's mood moves each of
-//! them by more than many differ. **Source.** C2QoS §III. **Rule.** Every setting (ring, rules) is
-//! a switch of its own, stopped while another is measured; cells are visited in shuffled rounds,
-//! so that drift is spread over all of them; what is a difference or a ratio is taken within a
-//! round. Figures are cycles as they are charged to the port; the sampled stage edges say how they
-//! divide. VMs publish 32 frames at once and write every byte, so batches are full also where the
-//! generator, not the switch, is the limit; a disturbed window is taken again.
+//! # Problem
 //!
-//! **Many flows**: 100,000, told apart by rules that look at addresses and ports and match none.
-//! Of 1,000 and 10,000 rules there are eight forms (masks), a search each.
+//! The cost model needs some eighty figures. Variations of the machine move each figure by more
+//! than the difference between many figures.
+//!
+//! # Source
+//!
+//! The measurements follow C2QoS §III.
+//!
+//! # Approach
+//!
+//! Every setting (ring, rules) has its own switch, which is stopped while another switch is
+//! measured. Cells are visited in shuffled rounds, so drift affects all of them alike. Differences
+//! and ratios are taken within one round. Figures are cycles as charged to the port. The sampled
+//! stage edges divide these cycles among the stages.
+//!
+//! VMs publish 32 frames at once and write every byte. Batches are therefore full even if the
+//! generator and not the switch is the limit. A disturbed window is measured again.
+//!
+//! # Many flows
+//!
+//! There are 100,000 flows. The rules examine addresses and ports, so they distinguish the flows,
+//! but no flow matches them. Sets of 1,000 and 10,000 rules have eight forms (masks), and each form
+//! needs a search.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -29,17 +43,17 @@ use penstock_guest::bed::{Bed, BedArgs, Guard};
 use penstock_guest::clock;
 use penstock_guest::load::{Rate, SizeMix};
 
-/// Flows that the cache cannot hold.
+/// Number of flows that the cache cannot hold.
 const MANY_FLOWS: u32 = 100_000;
 /// Frames published at once.
 const BURST: usize = 32;
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
-/// Frames a second that come one by one.
+/// Rate of single frames, in frames per second.
 const SINGLE_RATE: f64 = 50_000.0;
-/// A worker that was busy for less than this was not the limit.
+/// If a worker was busy for a smaller share than this, it was not the limit.
 const LIMIT_BUSY: f64 = 0.95;
 
-/// The command line.
+/// `penstock calibrate`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CalibrateArgs {
     /// Measure for less than a minute, with fewer and shorter windows
@@ -51,7 +65,6 @@ pub struct CalibrateArgs {
     /// Number of rounds (1 to 100). Default: 5; with --quick: 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
-    /// Where it runs.
     #[command(flatten)]
     pub bed: BedArgs,
 }
@@ -68,11 +81,11 @@ impl CalibrateArgs {
     }
 }
 
-/// A model, and what should be said of how it was made.
+/// A cost model, and remarks about its measurement.
 #[derive(Debug)]
 pub struct Calibration {
     pub model: CostModel,
-    /// Lines for people.
+    /// Remarks for the user.
     pub notes: Vec<String>,
 }
 
@@ -160,7 +173,7 @@ impl Bench {
         Ok(cells)
     }
 
-    /// Frames one by one against full batches.
+    /// Measures the cost of a batch from single frames and from full batches.
     fn batch(&mut self) -> anyhow::Result<BatchTerm> {
         let mut rig =
             Rig::start(&self.bed, &Setting::plain("batch", RingKind::Split, rule_tables(1)))?;
@@ -227,7 +240,7 @@ impl Bench {
         Ok(terms)
     }
 
-    /// Checksums and segmentation that the receiver cannot take.
+    /// Measures checksums and segmentation for a receiver that supports neither.
     fn offloads(&mut self) -> anyhow::Result<BTreeMap<Action, ActionTerm>> {
         let (mut rig, dir) = Rig::daemon(&self.bed, &offload::setting())?;
         let mut pair = self.bed.on_generator_core(|| offload::Pair::connect(&dir))?;
@@ -318,7 +331,7 @@ fn rule_tables(rules: u32) -> String {
         let (form, place) = (n % 8, n / 8);
         let (high, low) = (place / 250, place % 250);
         let net = [32, 31, 30, 29, 28, 27, 26, 25][usize::try_from(form).unwrap_or(0)];
-        // Aligned to the widest form, in a network that no VM is in.
+        // The addresses are aligned to the widest form. No VM is in their network.
         let (b, c, d) = (high % 250, low, if form == 0 { 7 } else { 0 });
         let port = 5_000 + form;
         // Writing to a String cannot fail.
@@ -332,7 +345,7 @@ fn rule_tables(rules: u32) -> String {
     text
 }
 
-/// Another order each round, the same each time.
+/// Shuffles the keys. The order differs between rounds but is the same in every run.
 fn shuffle(keys: &mut [CellKey], round: u32) {
     let mut state = u64::from(round).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for at in (1..keys.len()).rev() {
@@ -403,7 +416,7 @@ fn whole_hz(value: f64) -> u64 {
     value.round() as u64
 }
 
-/// A table of the model for people: split rings, cycles per frame.
+/// Returns a table of the model for the user: cycles per frame with split rings.
 #[must_use]
 pub fn summary(calibration: &Calibration, took: Duration) -> String {
     let parts = calibration.model.parts();

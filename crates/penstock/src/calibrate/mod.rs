@@ -25,7 +25,8 @@ const FAILED: u8 = 2;
 /// Measures, writes the model and prints a summary.
 ///
 /// # Errors
-/// The calibration cannot be started. Its own errors are printed, with exit status 2.
+/// The calibration cannot be started. Errors of a started calibration are printed, with exit status
+/// 2.
 pub fn run(args: CalibrateArgs) -> Result<ExitCode> {
     let outcome = guard::guarded("calibrate", move |guard| {
         let began = tokio::time::Instant::now();

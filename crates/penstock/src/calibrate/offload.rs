@@ -20,21 +20,21 @@ const MSS: usize = 1446;
 pub(super) const SEGMENTS: usize = 8;
 /// Frames published at once.
 const BURST: usize = 32;
-/// Turns between two looks at the clock.
+/// Turns between two readings of the clock.
 const TURNS: u32 = 8;
 
-/// Kind of frame that is sent; every frame is the same.
+/// Kind of the sent frames. All frames are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Finished frames of this many bytes, FCS included.
+    /// Complete frames of this many bytes, including the FCS.
     Plain(usize),
-    /// The same with the checksum left to the switch.
+    /// Frames of this many bytes. The switch computes their checksum.
     Checksum(usize),
     /// Segmentation requests of [`SEGMENTS`] full-size frames each.
     Segments,
 }
 
-/// A setting with offloads at the sender's port and a receiver that negotiates none.
+/// Returns a setting with offloads. The receiver's driver negotiates none of them.
 pub(super) fn setting() -> Setting {
     let mut setting = Setting::plain("offload", RingKind::Split, String::new());
     setting.keys = ["offloads = true", "offloads = true", ""];
@@ -46,7 +46,7 @@ pub(super) struct Pair {
     tx: VirtioNet,
     rx: VirtioNet,
     frame: usize,
-    /// Frames published at once: with what they become they do not fill the receiver's ring.
+    /// Number of frames published at once. Their segments do not fill the receiver's ring.
     burst: usize,
 }
 
@@ -122,7 +122,8 @@ impl Pair {
     }
 }
 
-/// A TCP frame, broadcast so that no address need be learned, and its header.
+/// Returns a TCP frame and its header. The frame is broadcast, so the switch need not learn an
+/// address.
 fn make(kind: Kind) -> (Vec<u8>, VnetHdr) {
     let headers = ETH + IP + TCP;
     let len = match kind {

@@ -1,4 +1,4 @@
-//! One switch in one setting, with its VMs. It is measured in windows and stopped in between.
+//! A switch in one setting, with its VMs. The switch is measured in windows and stopped in between.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -20,7 +20,7 @@ use penstock_guest::driver::{Features, SocketMode};
 use penstock_guest::load::{LoadSpec, LoadVm, Phase, Rate, SizeMix, VmSpec, run_queue_wait_ns};
 use penstock_guest::mac::Mac;
 
-/// How long the daemon may take to answer.
+/// Longest wait for the started daemon.
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// Silence of the rings after which no frame counts as in flight.
 const SILENCE: Duration = Duration::from_millis(4);
@@ -32,7 +32,7 @@ const RING: u16 = 256;
 const RING_OF_ALL: u16 = 1024;
 /// A window is measured again if the wait for a core exceeds this share of it.
 const QUIET: f64 = 0.01;
-/// Turns between two looks at the clock.
+/// Turns between two readings of the clock.
 const TURNS: u32 = 8;
 
 /// Configuration of a switch.
@@ -42,9 +42,9 @@ pub(super) struct Setting {
     pub name: String,
     /// Kind of the rings of all VMs.
     pub ring: RingKind,
-    /// VMs that send, all to one more.
+    /// Number of VMs that send. All of them send to one further VM.
     pub senders: usize,
-    /// Keys of the senders' ports, of the receiver's, and of the tenant.
+    /// Keys of the senders' ports, of the receiver's port, and of the tenant.
     pub keys: [&'static str; 3],
     /// VLAN of the senders' ports; untagged if `None`.
     pub vlan: Option<u16>,
@@ -53,7 +53,7 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// One VM sends to another, without tags.
+    /// Returns a setting in which one VM sends to another without tags.
     pub fn plain(name: impl Into<String>, ring: RingKind, rules: String) -> Self {
         Self { name: name.into(), ring, senders: 1, keys: [""; 3], vlan: None, rules }
     }
@@ -76,7 +76,8 @@ impl Setting {
                 "\n[[port]]\nname = \"{name}\"\ntenant = \"t\"\n\
                  vhost-user.mode = \"client\"\nvhost-user.socket = \"{at}/{name}.sock\"\n{keys}\n"
             );
-            // Known from the start: on a trunk its announcement, which has no tag, goes nowhere.
+            // The switch knows the receiver's address from the start. On a trunk, the receiver's
+            // untagged announcement has no effect.
             if at_port == 0 {
                 text += "mac = [\"52:54:00:00:05:01\"]\n";
             }
@@ -98,7 +99,7 @@ impl Setting {
                 vm.wanted = vm.wanted | Features::RING_PACKED;
             }
             if number == 0 {
-                // Room for a burst of every sender.
+                // The ring has room for a burst of every sender.
                 vm.ring_size = RING_OF_ALL;
             } else {
                 vm.to = Some(vm_name(0));
@@ -114,7 +115,7 @@ impl Setting {
     }
 }
 
-/// The receiver is number 0.
+/// Returns the name of a VM. Number 0 is the receiver.
 fn vm_name(number: usize) -> String {
     format!("v{number}")
 }
@@ -144,9 +145,10 @@ pub(super) struct Reading {
     pub stages: Stages,
     /// Mean number of frames in a batch.
     pub batch: f64,
-    /// Share of the window that the worker moved frames.
+    /// Share of the window in which the worker moved frames.
     pub busy: f64,
-    /// The greater of the shares that worker and generator waited for their cores.
+    /// Share of the window in which the worker waited for its core, or the generator for its own.
+    /// The greater share counts.
     pub waited: f64,
 }
 
@@ -187,7 +189,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Starts the switch alone; returns the directory of its sockets.
+    /// Starts the switch without VMs. Returns the directory of its sockets.
     pub fn daemon(bed: &Bed, setting: &Setting) -> anyhow::Result<(Self, PathBuf)> {
         let name = setting.name.clone();
         let dir = bed.dir().join(&name);
@@ -214,7 +216,7 @@ impl Rig {
         self.daemon.signal(Signal::SIGSTOP)
     }
 
-    /// The quietest of a few windows of this load.
+    /// Returns the reading of the quietest of several windows with this load.
     pub fn sample(&mut self, bed: &Bed, load: &Load, times: Times) -> anyhow::Result<Reading> {
         let phase = Phase {
             at_secs: 0.0,
@@ -231,8 +233,8 @@ impl Rig {
         reading
     }
 
-    /// Measures what `drive` sends. `drive` receives the number of seconds, and returns the
-    /// nanoseconds that it waited for its core while no frame was under way.
+    /// Measures the frames that `drive` sends. `drive` receives the number of seconds. It returns
+    /// the nanoseconds that it waited for its core while no frame was in flight.
     pub fn measure(
         &mut self,
         bed: &Bed,
@@ -323,7 +325,8 @@ fn totals(stats: &Value) -> anyhow::Result<Totals> {
 }
 
 impl Totals {
-    /// What was charged for the frames, divided as the sampled batches say.
+    /// Returns the cycles charged for the frames, divided among the stages as in the sampled
+    /// batches.
     fn since(&self, before: &Self, window: f64, waited: f64) -> anyhow::Result<Reading> {
         let frames = self.frames - before.frames;
         let dropped = self.dropped - before.dropped;

@@ -112,7 +112,7 @@ fn each_command(command: &clap::Command, look: &mut dyn FnMut(&str, &clap::Comma
     }
 }
 
-/// Whether a help text says less than a name would, or more than is read at once.
+/// Whether a help text says less than a name would, or is too long to read at once.
 fn is_bad_help(text: &str) -> bool {
     const WORDS: [&str; 8] =
         ["anew", "asked for", "as it is", "who is", "Its ", "What ", "Which", "is to be"];

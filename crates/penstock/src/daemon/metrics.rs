@@ -4,10 +4,11 @@
 //!
 //! The catalogue follows the counters' declarations ([`PortReading::FIELDS`],
 //! [`WorkerReading::FIELDS`]). So a new counter receives its metric and its line in
-//! `docs/reference/metrics.md` without a change here. A test compares the two. OpenMetrics requires
-//! the unit at a name's end: `rx_frames` in frames is `penstock_port_rx_frames_total`, and
-//! `cycles_ingress` in cycles is `penstock_port_ingress_cycles_total`. Units are Prometheus' base
-//! units: nanoseconds become seconds, and rates in bits become bytes.
+//! `docs/reference/metrics.md` without a change here. A test compares the catalogue with that page.
+//! OpenMetrics requires the unit at a name's end: `rx_frames` in frames is
+//! `penstock_port_rx_frames_total`, and `cycles_ingress` in cycles is
+//! `penstock_port_ingress_cycles_total`. Units are Prometheus' base units: nanoseconds become
+//! seconds, and rates in bits become bytes.
 //!
 //! # Cost
 //!

@@ -135,8 +135,8 @@ fn take_address(config: &HostConfig) -> Result<Option<TcpListener>> {
     Ok(Some(listener))
 }
 
-/// Keeps control threads off the workers' cores. The host's start chooses these cores among those
-/// that the process may use, so this call comes after it.
+/// Keeps control threads off the workers' cores. Call this after the host's start, which chooses
+/// the workers' cores among those that the process may use.
 fn keep_off_workers(host: &Host, configured: &[u32]) -> Result<()> {
     let workers: Vec<u32> = host.status().workers.iter().map(|worker| worker.core).collect();
     let cpus = affinity::control_cpus(&affinity::allowed()?, &workers, configured);

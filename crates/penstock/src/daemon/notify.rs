@@ -2,8 +2,8 @@
 //!
 //! # Source
 //!
-//! sd_notify(3): one datagram of `KEY=VALUE` lines to the socket in `NOTIFY_SOCKET`. The variable
-//! holds a path or, behind `@`, an abstract name.
+//! sd_notify(3) defines one datagram of `KEY=VALUE` lines to the socket in `NOTIFY_SOCKET`. The
+//! variable contains a path or, behind `@`, an abstract name.
 //!
 //! # Approach
 //!

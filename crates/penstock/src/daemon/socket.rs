@@ -8,9 +8,9 @@
 //! - A process answers on the socket, although nobody holds the lock (the lock file was deleted).
 //! - The path is a file that is not a socket.
 //!
-//! The socket has mode 0600 from its creation, so others can connect at no moment. Linux takes the
-//! mode from the descriptor at `bind`. unix(7) leaves this open; `unix_bind` in the kernel does it.
-//! So the daemon does not change the process-wide mask.
+//! The socket has mode 0600 from its creation, so no other user can connect at any moment. Linux
+//! takes the mode from the descriptor at `bind`. unix(7) does not specify this, but `unix_bind` in
+//! the kernel does it. So the daemon does not change the process-wide mask.
 //!
 //! The directory may belong to another user. If the lock file is a link or belongs to another user,
 //! the daemon refuses it and does not write to it.

@@ -4,8 +4,8 @@
 //!
 //! [`FabricSwitch`] compares stamps and saves the decision. This module connects it to the running
 //! [`Host`] and serves it at two places. One is the API's socket, which only its owner may open.
-//! The other is `listen`, which requires mutual TLS. After a restart, the saved decision applies
-//! before the first request.
+//! The other is `listen`, which requires mutual TLS. After a restart, the switch applies the saved
+//! decision before the first request.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -102,10 +102,9 @@ impl Switch {
     }
 
     /// Serves controllers from the network until `stopping` is true. It also retries to save a
-    /// decision whose first save failed.
+    /// decision if the first attempt has failed.
     ///
     /// # Errors
-    /// The listener failed.
     /// The listener failed.
     pub async fn serve(self, mut stopping: watch::Receiver<bool>) -> Result<()> {
         let inner = Arc::clone(&self.inner);

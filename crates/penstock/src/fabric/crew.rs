@@ -15,7 +15,7 @@ use penstock_fabric::topology::NodeId;
 
 use super::drivers::driver;
 
-/// Creates a fabric and its crew for each term. The drivers are kept.
+/// Creates a fabric and its crew for each term. All terms use the same drivers.
 pub struct Maker {
     file: Arc<ControllerFile>,
     hosts: Arc<Registry>,

@@ -6,7 +6,7 @@ use super::model::Model;
 use crate::rates::PortRates;
 use crate::table::{Align, Table, cycle_rate, cycles_per_second, or_dash, percent, to_f64};
 
-/// The columns; cycles per second, delay as mean and maximum.
+/// The columns. Cycles are per second, and the delay is its mean and its maximum.
 pub const HEADING: [&str; 12] = [
     "PORT",
     "POLICY",
@@ -21,7 +21,7 @@ pub const HEADING: [&str; 12] = [
     "DELAY us",
     "QUEUE/p99 us",
 ];
-/// Columns to hide on a narrow terminal, the first one first.
+/// Columns to hide on a narrow terminal, in this order.
 pub const HIDDEN_FIRST: [usize; 10] = [8, 11, 3, 2, 10, 1, 9, 7, 6, 4];
 
 #[must_use]

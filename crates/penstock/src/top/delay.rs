@@ -5,7 +5,7 @@ use crate::rates::PortRates;
 use crate::table::{Align, Table};
 use crate::verbs::delays::micros;
 
-/// The columns; waits as median and 99th percentile since the last reading.
+/// The columns. Waits are median and 99th percentile since the last reading.
 pub const HEADING: [&str; 7] = [
     "PORT",
     "WAITED us p50/p99",
@@ -15,7 +15,7 @@ pub const HEADING: [&str; 7] = [
     "QUEUED",
     "RTP JITTER us/LOST",
 ];
-/// Columns to hide on a narrow terminal, the first one first.
+/// Columns to hide on a narrow terminal, in this order.
 pub const HIDDEN_FIRST: [usize; 4] = [5, 3, 6, 2];
 
 #[must_use]

@@ -1,4 +1,5 @@
-//! `penstock top`: the live view. Asking and keys here, state in [`model`], drawing in [`view`].
+//! `penstock top`, the live view. This module sends requests and reads keys. [`model`] has the
+//! state, and [`view`] draws it.
 
 mod cycles;
 mod delay;
@@ -21,10 +22,10 @@ use crate::client::{Client, connect, refused, timed};
 use crate::verbs::{print, stats::rates_table};
 use model::{Model, Reading, View};
 
-/// Runs the view until `q`; as plain text when standard output is no terminal.
+/// Runs the view until the user types `q`. Prints text if standard output is not a terminal.
 ///
 /// # Errors
-/// The daemon is not there or goes away; the terminal fails.
+/// The daemon cannot be reached, or the terminal fails.
 pub async fn run(socket: &Path, args: TopArgs) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     let interval = Duration::from_millis(interval_ms(args.interval).into());
@@ -119,7 +120,8 @@ enum Key {
     Redraw,
 }
 
-/// Reads keys on a thread of its own, as the terminal blocks; it ends with the program.
+/// Reads keys on a separate thread, because reading the terminal blocks. The thread ends with the
+/// program.
 fn keys() -> mpsc::Receiver<Key> {
     let (sender, receiver) = mpsc::channel(16);
     std::thread::spawn(move || {

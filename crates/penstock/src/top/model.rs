@@ -1,4 +1,4 @@
-//! State of the live view: the last two readings, the sort order, and what is shown.
+//! State of the live view: the last two readings, the sort order, and the visible part.
 
 use penstock_control::api::{HostStatus, PortStatus, Stats};
 
@@ -108,13 +108,13 @@ impl Model {
         self.now.vcpus.as_ref()
     }
 
-    /// State of a port; `None` for the sum of the deleted ports.
+    /// Returns the state of a port. `None` for the sum of the deleted ports.
     #[must_use]
     pub fn port(&self, name: &str) -> Option<&PortStatus> {
         self.now.ports.iter().find(|port| port.name == name)
     }
 
-    /// Rates between the last two readings, ports in the chosen order.
+    /// Returns the rates between the last two readings, with the ports in the chosen order.
     #[must_use]
     pub fn rates(&self) -> Rates {
         let before = self.before.as_ref().map_or(&self.now.stats, |before| &before.stats);

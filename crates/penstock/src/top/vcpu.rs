@@ -3,7 +3,7 @@
 use super::model::Model;
 use crate::verbs::vcpu;
 
-/// Columns to hide on a narrow terminal, the first one first.
+/// Columns to hide on a narrow terminal, in this order.
 pub const HIDDEN_FIRST: [usize; 8] = [11, 10, 8, 6, 1, 3, 5, 2];
 
 #[must_use]

@@ -1,9 +1,10 @@
-//! Drawing of the live view: a line for the host, one per worker, a table of ports, a foot line.
+//! Draws the live view: a line for the host, a line for each worker, a table of ports, and a foot
+//! line.
 //!
 //! # Approach
 //!
-//! A column is as wide as its widest cell. If a terminal is too narrow for all columns,
-//! the least important ones are hidden whole, and the foot line says how many. No cell is cut.
+//! A column is as wide as its widest cell. If a terminal is too narrow for all columns, the least
+//! important columns are hidden completely, and the foot line shows their number. No cell is cut.
 
 use penstock_control::api::HostStatus;
 use ratatui::Frame;
@@ -33,7 +34,7 @@ const HEADING: [&str; 13] = [
     "CYC/FR",
     "IN/CLASS/OUT",
 ];
-/// Columns to hide on a narrow terminal, the first one first.
+/// Columns to hide on a narrow terminal, in this order.
 const HIDDEN_FIRST: [usize; 8] = [12, 3, 11, 1, 9, 10, 6, 4];
 
 /// A table of the live view.
@@ -132,7 +133,7 @@ fn host_line(model: &Model) -> Line<'static> {
     ])
 }
 
-/// The host's part in a fabric; empty if it has none.
+/// Returns the host's role in a fabric. Empty if it has none.
 fn fabric_span(status: &HostStatus) -> Span<'static> {
     let Some(fabric) = &status.fabric else { return Span::raw("") };
     let plan = if fabric.applied.is_empty() { "none" } else { &fabric.applied };

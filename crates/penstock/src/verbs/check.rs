@@ -1,5 +1,5 @@
-//! `penstock host check`: every mistake of a configuration, and whether the host can give its ports
-//! what they purchased.
+//! `penstock host check` prints every mistake of a configuration, and whether the host can give its
+//! ports what they purchased.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,7 +16,8 @@ use crate::table::{
     Align, Table, counted, counted_items, cycles_per_second, or_dash, percent, printable,
 };
 
-/// `host check`: needs no daemon. Exit 1 if there is a mistake, or if what is sold does not fit.
+/// Runs `host check`, which needs no daemon. Exit 1 if there is a mistake, or if the host cannot
+/// give its ports what they purchased.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -113,7 +114,7 @@ fn ports(config: &HostConfig, plan: &CapacityPlan) -> String {
     table.render()
 }
 
-/// `1024 single, 3 rules, +vlan-push`.
+/// Returns the frames of a port as text, such as `1024 single, 3 rules, +vlan-push`.
 fn frames(port: &PortPlan) -> String {
     let profile = &port.profile;
     let mut text = format!("{} {}", profile.sizes, profile.flows);
@@ -151,7 +152,7 @@ fn bits(rate: u64) -> String {
     crate::table::bits_per_second(crate::table::to_f64(rate))
 }
 
-/// What does not fit, one a line.
+/// Returns the purchases that the host cannot serve, one per line.
 fn unfit(errors: &ConfigErrors) -> String {
     let mut text = String::new();
     for error in &errors.0 {

@@ -1,4 +1,5 @@
-//! `penstock stats --delays`: how long frames waited, how that varied, and RTP's jitter.
+//! `penstock stats --delays` prints how long frames waited, how much their waits varied, and the
+//! jitter of RTP streams.
 
 use penstock_control::api::{Delays, PortStats};
 
@@ -12,7 +13,7 @@ const MEANINGS: [(&str, &str); 4] = [
     ("shaped", "time of its frames in its ring, shaped"),
 ];
 
-/// Microseconds with as many digits as say something.
+/// Returns microseconds as text, with one decimal below 10.
 #[must_use]
 pub fn micros(nanos: Option<u64>) -> String {
     let Some(nanos) = nanos else { return "-".to_owned() };
@@ -20,7 +21,7 @@ pub fn micros(nanos: Option<u64>) -> String {
     if micros < 10.0 { format!("{micros:.1}") } else { format!("{micros:.0}") }
 }
 
-/// All ports' delays since the daemon's start, then their RTP streams.
+/// Returns all ports' delays since the daemon's start, and then their RTP streams.
 #[must_use]
 pub fn table(ports: &[PortStats]) -> String {
     use Align::{Left, Right};
@@ -80,7 +81,7 @@ fn streams(ports: &[PortStats]) -> String {
     if any { format!("\n{}", table.render()) } else { String::new() }
 }
 
-/// The list of this name, if frames were counted in it.
+/// Returns the delays of this name, if they count any frame.
 #[must_use]
 pub fn of<'a>(port: &'a PortStats, name: &str) -> Option<&'a Delays> {
     port.delays.iter().find(|delays| delays.name == name)

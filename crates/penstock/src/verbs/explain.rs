@@ -18,7 +18,7 @@ use crate::table::{
 /// Runs the command.
 ///
 /// # Errors
-/// The daemon is not there or says no; a port is not there.
+/// The daemon cannot be reached or refuses the request, or the port does not exist.
 pub async fn run(socket: &Path, args: ExplainArgs) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     let request = api::ExplainRequest { port: args.port, seconds: args.over };
@@ -43,7 +43,7 @@ pub async fn run(socket: &Path, args: ExplainArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The vCPUs of the VM behind the port.
+/// Returns the state of the vCPUs of the port's VM, or the reason why it is unknown.
 fn told(name: &str, vcpus: Result<(VmState, String), String>) -> String {
     let name = printable(name);
     match vcpus {
@@ -59,7 +59,7 @@ fn permille(value: u64) -> String {
     percent(to_f64(value) / 1e3)
 }
 
-/// The answer in a phrase.
+/// Returns the answer as a phrase.
 fn verdict(limit: &Limit) -> String {
     match limit {
         Limit::Attachment => "passes no frames".to_owned(),
@@ -75,7 +75,7 @@ fn verdict(limit: &Limit) -> String {
     }
 }
 
-/// For people: the answer first, then its evidence.
+/// Returns the text for the user: the answer, and then its evidence.
 fn text(answer: &Explanation) -> String {
     let mut text = format!(
         "{}: {}\n  {}\n  remedy: {}\n\nover the last {:.1} s:\n",

@@ -14,7 +14,7 @@ use crate::table::{Align, Table, counted, or_dash, seconds};
 /// Runs the command.
 ///
 /// # Errors
-/// The daemon is not there or says no.
+/// The daemon cannot be reached or refuses the request.
 pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     match command {
@@ -42,7 +42,7 @@ pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the entry matches every option given.
+/// Whether the entry matches every given option.
 fn admits(filter: &FdbFilter, entry: &FdbEntry) -> bool {
     filter.port.as_ref().is_none_or(|port| *port == entry.port)
         && filter.tenant.as_ref().is_none_or(|tenant| *tenant == entry.tenant)

@@ -15,7 +15,7 @@ use crate::table::{Align, Table, count};
 /// Runs the command.
 ///
 /// # Errors
-/// The daemon is not there or says no; the arguments are wrong.
+/// The daemon cannot be reached or refuses the request, or the arguments are wrong.
 pub async fn run(socket: &Path, command: FlowCommand) -> Result<ExitCode> {
     match command {
         FlowCommand::List(json) => {

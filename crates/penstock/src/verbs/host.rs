@@ -1,4 +1,4 @@
-//! `penstock host`, except `run`, which is [`crate::daemon`].
+//! `penstock host`, except `run`. [`crate::daemon`] has `run`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::{print, print_json, printable_lines, report};
 use crate::client::{connect, refused, timed};
 use crate::table::{count, counted_items, percent, printable, seconds, to_f64};
 
-/// Every mistake, one a line, and how many there are.
+/// Returns every mistake on a line of its own, and their number.
 pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
     let number = counted_items(errors.0.len(), "mistake");
     let mut text = String::new();
@@ -48,7 +48,7 @@ pub fn schema(kind: &str) -> Result<ExitCode> {
 /// `host show`.
 ///
 /// # Errors
-/// The daemon is not there.
+/// The daemon cannot be reached.
 pub async fn show(socket: &Path, as_json: bool) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     let reply = client.get_status(timed(api::GetStatusRequest {})).await.map_err(refused)?;
@@ -88,7 +88,7 @@ pub fn migrate(file: &Path) -> Result<ExitCode> {
 /// `host config`.
 ///
 /// # Errors
-/// The daemon is not there.
+/// The daemon cannot be reached.
 pub async fn config(socket: &Path) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     let reply = client.get_config(timed(api::GetConfigRequest {})).await.map_err(refused)?;
@@ -99,7 +99,7 @@ pub async fn config(socket: &Path) -> Result<ExitCode> {
 /// `host reload`.
 ///
 /// # Errors
-/// The daemon is not there, or the file is wrong.
+/// The daemon cannot be reached, or the file is wrong.
 pub async fn reload(socket: &Path, json: bool) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     report(client.reload(timed(api::ReloadRequest {})).await, json)
@@ -140,7 +140,7 @@ fn shown(status: &HostStatus) -> String {
     text
 }
 
-/// A host's role in a fabric, in lines.
+/// Returns a host's role in a fabric, as lines.
 fn part_in(fabric: &FabricStatus) -> String {
     let or = |text: &str, none: &str| if text.is_empty() { none.to_owned() } else { text.into() };
     let controller = or(&fabric.controller, "none");
@@ -154,7 +154,7 @@ fn part_in(fabric: &FabricStatus) -> String {
         ("plan", or(&fabric.applied, "none: all tenants share queue 0")),
     ];
     if !fabric.unkept.is_empty() {
-        let what = "is not on disk, so a restart loses it; writing is tried again";
+        let what = "is not on disk, so a restart loses it; the daemon tries again";
         lines.push(("not saved", format!("plan {} {what}", fabric.unkept)));
     }
     if !fabric.absent.is_empty() {
@@ -167,11 +167,11 @@ fn part_in(fabric: &FabricStatus) -> String {
     each.collect()
 }
 
-/// A host as a switch of a fabric, in lines.
+/// Returns a host's role as a switch of a fabric, as lines.
 fn as_switch(switch: &SwitchStatus) -> String {
     let mut lines = vec![("switch", switch.name.clone()), ("decision", switch.told.clone())];
     if switch.unkept {
-        let what = "the decision is not on disk, so a restart loses it; writing is tried again";
+        let what = "the decision is not on disk, so a restart loses it; the daemon tries again";
         lines.push(("not saved", what.to_owned()));
     }
     if !switch.last_error.is_empty() {

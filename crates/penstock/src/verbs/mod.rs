@@ -1,7 +1,7 @@
-//! The commands: each sends a request to the daemon, renders the reply and prints it.
+//! The commands. Each command sends a request to the daemon, renders the reply and prints it.
 //!
-//! Rendering is separate from asking: functions from replies to text, so that tests compare the
-//! output. Errors go up; `main` prints one line and chooses the exit status.
+//! Rendering is separate from requests. Functions convert replies to text, so that tests compare
+//! the output. Errors return to `main`, which prints one line and chooses the exit status.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ pub mod stats;
 pub mod tenant;
 pub mod vcpu;
 
-/// Writes to standard output. If the reader went away (`| head`), the program ends silently.
+/// Writes to standard output. If the reader has ended (`| head`), the program ends silently.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -40,15 +40,15 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Prints as JSON, indented.
+/// Prints a value as indented JSON.
 ///
 /// # Errors
-/// As [`print()`].
+/// The same as those of [`print()`].
 pub fn print_json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     print(&format!("{}\n", serde_json::to_string_pretty(value)?))
 }
 
-/// Prints what a change did; warnings go to standard error.
+/// Prints the effect of a change. Warnings go to standard error.
 pub(crate) fn report(
     reply: Result<tonic::Response<ChangeReport>, tonic::Status>,
     json: bool,
@@ -73,7 +73,7 @@ fn changes(report: &ChangeReport) -> String {
     lines.collect()
 }
 
-/// Text of several lines, each made safe for a terminal.
+/// Makes each line of a text safe for a terminal.
 pub(crate) fn printable_lines(text: &str) -> String {
     text.lines()
         .map(|line| {

@@ -11,9 +11,9 @@ use crate::table::{Align, Table, or_dash, percent, to_f64};
 /// Planned load of a processor.
 struct Processor<'a> {
     cpu: u32,
-    /// VMs with the millionths of it that are their due, one for each vCPU.
+    /// A VM for each vCPU that is placed here, and the vCPU's share of the processor in millionths.
     vms: Vec<(&'a VmTable, u64)>,
-    /// What slices of deadlines take, in millionths.
+    /// Share of the processor that slices of deadlines take, in millionths.
     taken: u64,
 }
 

@@ -17,7 +17,7 @@ use crate::table::{Align, Table, cycle_rate, or_dash, printable, to_f64};
 /// Runs the command.
 ///
 /// # Errors
-/// The daemon is not there or says no; the arguments are wrong.
+/// The daemon cannot be reached or refuses the request, or the arguments are wrong.
 pub async fn run(socket: &Path, command: PortCommand) -> Result<ExitCode> {
     match command {
         PortCommand::List(json) => {
@@ -48,7 +48,7 @@ pub async fn run(socket: &Path, command: PortCommand) -> Result<ExitCode> {
     }
 }
 
-/// A change of some keys of an object.
+/// Returns the request that changes some keys of an object.
 pub(super) fn set_request(
     what: &str,
     args: &crate::cli::ObjectArgs,
@@ -73,10 +73,10 @@ pub(super) fn set_request(
     })
 }
 
-/// All ports.
+/// Returns all ports.
 ///
 /// # Errors
-/// The daemon is not there or says no.
+/// The daemon cannot be reached or refuses the request.
 pub async fn list(socket: &Path) -> Result<Vec<PortStatus>> {
     let mut client = connect(socket).await?;
     let reply = client.list_ports(timed(api::ListPortsRequest {})).await.map_err(refused)?;

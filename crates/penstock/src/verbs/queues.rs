@@ -1,10 +1,10 @@
-//! `penstock stats --queues`: the queues of ports that sort frames by DSCP.
+//! `penstock stats --queues` prints the queues of ports that sort frames by DSCP.
 
 use penstock_control::api::PortStats;
 
 use crate::table::{Align, Table, bytes, count};
 
-/// All ports' queues since the daemon's start.
+/// Returns the queues of all ports, with their counters since the daemon's start.
 pub fn table(ports: &[PortStats]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
@@ -25,7 +25,7 @@ pub fn table(ports: &[PortStats]) -> String {
             port.port.clone(),
             queue.queue.to_string(),
             queue.weight.to_string(),
-            // All that are not mapped are queue 0's.
+            // Queue 0 has all code points that are not mapped.
             if queue.queue == 0 { "others".to_owned() } else { list(&queue.dscps) },
             count(queue.frames),
             bytes(queue.bytes),

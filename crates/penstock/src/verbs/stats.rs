@@ -19,7 +19,7 @@ use crate::table::{
 /// Runs the command.
 ///
 /// # Errors
-/// The daemon is not there or says no; a port is not there.
+/// The daemon cannot be reached or refuses the request, or a port does not exist.
 pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     if let Some(seconds) = args.watch {
@@ -64,7 +64,7 @@ pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// The reading of the named ports; of all if none is named.
+/// Returns the reading of the named ports, or of all ports if no port is named.
 fn only(mut stats: Stats, names: &[String]) -> Result<Stats> {
     for name in names {
         if !stats.ports.iter().any(|port| port.port == *name) {
@@ -100,7 +100,7 @@ async fn watch(client: &mut Client, args: &StatsArgs, seconds: f64) -> Result<Ex
     }
 }
 
-/// Counters since the daemon's start.
+/// Returns the counters since the daemon's start.
 fn counters_table(ports: &[PortStats]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
@@ -134,7 +134,7 @@ fn counters_table(ports: &[PortStats]) -> String {
     table.render()
 }
 
-/// A line for each watched link.
+/// Returns a line for each watched link.
 pub(crate) fn links_text(links: &[LinkStatus]) -> String {
     let line = |link: &LinkStatus| {
         let percent = |permille: u64| format!("{}.{} %", permille / 10, permille % 10);
@@ -159,7 +159,7 @@ pub(crate) fn links_text(links: &[LinkStatus]) -> String {
     links.iter().map(line).collect()
 }
 
-/// Drops by reason, with what the reason means.
+/// Returns the drops by reason, with the meaning of each reason.
 fn drops_table(ports: &[PortStats]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
@@ -188,7 +188,7 @@ fn drops_table(ports: &[PortStats]) -> String {
     if any { table.render() } else { "no drops\n".to_owned() }
 }
 
-/// Rates between two readings.
+/// Returns the rates between two readings.
 pub(crate) fn rates_table(rates: &Rates) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[

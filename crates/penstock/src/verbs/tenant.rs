@@ -24,7 +24,7 @@ struct Listed {
 /// Runs the command.
 ///
 /// # Errors
-/// The daemon is not there or says no; the arguments are wrong.
+/// The daemon cannot be reached or refuses the request, or the arguments are wrong.
 pub async fn run(socket: &Path, command: TenantCommand) -> Result<ExitCode> {
     match command {
         TenantCommand::List(json) => {

@@ -1,4 +1,4 @@
-//! `penstock vcpu`: scheduling of vCPU threads.
+//! `penstock vcpu` schedules vCPU threads.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -20,15 +20,15 @@ use crate::cli::{LogFormat, VcpuCommand};
 use crate::daemon::logs;
 use crate::table::{Align, Table, count, counted_items, printable};
 
-/// Interval in milliseconds between two looks whether the scheduler has read its file, and their
-/// number.
+/// Interval in milliseconds between two checks whether the scheduler has read its file, and the
+/// number of checks.
 const LOOK_MS: u16 = 20;
 const RELOAD_LOOKS: usize = 250;
 
-/// `vcpu`: needs no daemon of the switch.
+/// Runs `penstock vcpu`, which needs no daemon of the switch.
 ///
 /// # Errors
-/// The configuration is wrong, or the system refuses something.
+/// The configuration is wrong, or the system refuses a call.
 pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
     match command {
         VcpuCommand::Run { config, log_format } => schedule(config, *log_format)?,
@@ -48,7 +48,7 @@ pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Exit 1 if there is a mistake, or if a deadline does not fit.
+/// Checks a file. Exit 1 if there is a mistake, or if a deadline does not fit.
 fn check(file: &Path, as_json: bool) -> Result<ExitCode> {
     let (tables, ConfigErrors(errors)) = config::check(file);
     if as_json {
@@ -86,7 +86,8 @@ fn schedule(file: &Path, format: LogFormat) -> Result<()> {
     Ok(service::run(&load, &watchdog)?)
 }
 
-/// The scheduler tells in its state that it has read the file, and why it goes on as before.
+/// Makes the scheduler read its file again. The scheduler's state shows when it has read the file.
+/// If the scheduler keeps the former configuration, its state has the reason.
 fn reload(dir: &Path) -> Result<()> {
     let before = load(dir)?.loads;
     service::hang_up(dir).with_context(|| format!("the scheduler of {}", dir.display()))?;
@@ -99,7 +100,7 @@ fn reload(dir: &Path) -> Result<()> {
             let vms = counted_items(state.vms.len(), "VM");
             return print(&format!("configuration in force: {vms}\n"));
         }
-        // There is nothing to wait on but the time.
+        // No event reports a new state, so this only waits.
         let _ = poll(&mut [], LOOK_MS);
     }
     bail!("the scheduler of {} did not read its file in 5 s; see its log", dir.display())
@@ -124,8 +125,8 @@ fn watch(dir: &Path) -> Result<()> {
     watchdog::watch(dir, tell).context("watchdog")
 }
 
-/// What the scheduler tells in the directory that a host names; `None` where it names none or none
-/// runs.
+/// Returns the state of the scheduler in the directory that a host names. `None` if the host names
+/// no directory or no scheduler runs there.
 #[must_use]
 pub fn of_host(dir: &str) -> Option<State> {
     if dir.is_empty() { None } else { State::fresh(Path::new(dir)).ok() }
@@ -183,13 +184,13 @@ fn told(state: &State) -> String {
     text
 }
 
-/// The columns of a list of vCPUs.
+/// The columns of a table of vCPUs.
 pub const HEADING: [&str; 13] = [
     "VM", "MODE", "DEADLINE", "CPU", "SHARE", "ENTITLED", "WAIT P50", "P99", "P99.9", "MAX",
     "BOOSTS", "EVENTS", "MISSED",
 ];
 
-/// A list of the vCPUs of these VMs.
+/// Returns a table of the vCPUs of these VMs.
 #[must_use]
 pub fn table(vms: &[VmState]) -> String {
     let align = |at: usize| if at < 2 { Align::Left } else { Align::Right };
@@ -203,10 +204,11 @@ pub fn table(vms: &[VmState]) -> String {
     vcpus.render()
 }
 
-/// What is known of the vCPUs of the VM `name`, and what of it holds that VM back.
+/// Returns the state of the VM `name`, and what limits its vCPUs.
 ///
 /// # Errors
-/// No scheduler writes into `dir`, or it does not have the VM: why, for people.
+/// No scheduler writes to `dir`, or it does not have the VM. The text gives the reason for the
+/// user.
 pub fn of_vm(dir: &Path, name: &str) -> Result<(VmState, String), String> {
     let state = State::fresh(dir).map_err(|error| match error.kind() {
         ErrorKind::PermissionDenied => {
@@ -223,8 +225,8 @@ pub fn of_vm(dir: &Path, name: &str) -> Result<(VmState, String), String> {
     Ok((vm.clone(), verdict(vm, &state)))
 }
 
-/// Used part of the entitlement within which a vCPU counts as limited by its share, if others wait
-/// on its CPU. A vCPU above it runs on spare time.
+/// A vCPU counts as limited by its share if it uses this part of its entitlement and others wait on
+/// its CPU. A vCPU above the range runs on spare time.
 const ITS_SHARE: std::ops::Range<f64> = 0.97..1.05;
 
 fn verdict(vm: &VmState, state: &State) -> String {

@@ -39,7 +39,7 @@ rate = "100M"
 most_per_server = 1
 "#;
 
-/// A process in the test's network namespace, ended with the test.
+/// A process in the test's network namespace. It ends with the test.
 struct Process(Child);
 
 impl Process {

@@ -105,7 +105,7 @@ impl Drop for Switch {
     }
 }
 
-/// SplitMix64. The moments of the kills differ, but are the same in every run.
+/// This is SplitMix64. The moments of the kills differ, but are the same in every run.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

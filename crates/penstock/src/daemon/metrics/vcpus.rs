@@ -14,9 +14,10 @@ pub(super) enum Of {
     Count(fn(&VcpuState) -> u64),
     Cpu(fn(&CpuState) -> f64),
     CpuCount(fn(&CpuState) -> u64),
-    /// A flag of a VM: it does not receive what its contract promises.
+    /// A flag of a VM. It is 1 if the VM does not receive the service of its contract.
     Problem,
-    /// A flag of the scheduler: if it fails, a watchdog takes back the time that it lends.
+    /// A flag of the scheduler. It is 1 if a watchdog takes back lent time when the scheduler
+    /// fails.
     Guarded,
 }
 
@@ -90,13 +91,14 @@ fn labels(vm: &str, vcpu: usize) -> Labels {
     vec![("vm", vm.to_owned()), ("vcpu", vcpu.to_string())]
 }
 
-/// One value of each vCPU, with its labels. The scheduler's list sets the order of the numbers.
+/// Returns a value of each vCPU with its labels. The scheduler's list sets the order of the
+/// numbers.
 fn each<T>(state: &State, value: impl Fn(&VcpuState) -> T) -> Vec<(Labels, T)> {
     let vcpus = state.vms.iter().flat_map(|vm| vm.vcpus.iter().enumerate().map(move |it| (vm, it)));
     vcpus.map(|(vm, (at, vcpu))| (labels(&vm.name, at), value(vcpu))).collect()
 }
 
-/// Summaries reserve the label `quantile`. These metrics are not summaries.
+/// The label is not `quantile`, because summaries reserve it and these metrics are not summaries.
 fn by_percentile(state: &State) -> Vec<(Labels, f64)> {
     let percentiles = |vcpu: &VcpuState| {
         [

@@ -1,4 +1,5 @@
-//! `penstock controller topology|tenants|bindings|explain|events|...`: asks a running controller.
+//! `penstock controller topology|tenants|bindings|explain|events|...` sends a request to a running
+//! controller.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -22,10 +23,10 @@ use crate::verbs::{print, print_json, printable_lines};
 
 type Client = OperatorServiceClient<Channel>;
 
-/// Asks, and prints the answer.
+/// Sends the request and prints the answer.
 ///
 /// # Errors
-/// No controller listens there, or it says no.
+/// No controller listens on the socket, or it refuses the request.
 pub async fn run(socket: &Path, command: &AskCommand, json: bool) -> Result<ExitCode> {
     let absent = "the controller is not running; start it with `penstock controller run --config \
                   FILE`, or name its socket with --socket";
@@ -41,7 +42,7 @@ pub async fn run(socket: &Path, command: &AskCommand, json: bool) -> Result<Exit
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The answer, and whether all that was asked was done.
+/// Returns the answer, and whether the controller did all of the request.
 async fn answer(client: &mut Client, command: &AskCommand) -> Result<(Value, bool)> {
     let view = |what: &str, name: &str| {
         timed(GetViewRequest { what: what.to_owned(), name: name.to_owned() })
@@ -86,7 +87,7 @@ async fn answer(client: &mut Client, command: &AskCommand) -> Result<(Value, boo
     Ok((value, !refused))
 }
 
-/// A refusal whose mistakes name `file`, of which the controller saw only the text.
+/// Returns a refusal in which mistakes name `file`. The controller received only the file's text.
 fn named(status: &Status, file: &Path) -> Status {
     let line = |line: &str| match line.strip_prefix("tenants:") {
         Some(rest) => format!("{}:{rest}\n", file.display()),
@@ -152,7 +153,7 @@ fn told(command: &AskCommand, value: &Value) -> String {
     }
 }
 
-/// Effect of a change on a tenant's VMs. The answer has the variant's name.
+/// Returns the effect of a change on a tenant's VMs. The answer has the name of the variant.
 fn moved(how: &Value) -> String {
     let known = [Moved::InPlace, Moved::Rerouted, Moved::Anew];
     let moved = known.iter().find(|moved| *how == format!("{moved:?}"));

@@ -44,7 +44,7 @@ pub fn run(args: &ControllerArgs) -> Result<ExitCode> {
     }
 }
 
-/// Both files; `None` if one is wrong, which has been said.
+/// Reads both files. Prints the mistakes and returns `None` if a file is wrong.
 fn load(files: &FabricFiles) -> Option<(FabricFile, Vec<TenantWish>)> {
     let say = |errors: ConfigErrors| eprint!("{}", mistakes(&errors));
     let fabric = load_topology(&files.topology).map_err(say).ok()?;
@@ -59,8 +59,8 @@ struct Placed {
     outcomes: Vec<Result<TenantSlot, Refusal>>,
 }
 
-/// Places all in the order of the file. A tenant near or apart from one without a place is placed
-/// as if that one were not there.
+/// Places all tenants in the order of the file. If a tenant was not placed, `near` and `apart` of
+/// other tenants ignore it.
 fn place(
     topology: Topology,
     fabric: &FabricFile,

@@ -1,7 +1,8 @@
-//! The tree as SVG, coloured by load: links by what is reserved, servers by slots taken.
+//! Draws the tree as SVG, coloured by load. Links show their reserved bandwidth, and servers show
+//! their used slots.
 //!
-//! A node has its name below it. In a layer that is too wide for names, the first and the last node
-//! have theirs; the others show it as a tooltip.
+//! A node has its name below it. In a layer that is too wide for names, only the first and the last
+//! node have a name. The others show it as a tooltip.
 
 use std::fmt::Write as _;
 
@@ -15,12 +16,12 @@ const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 20.0;
 const LAYER: f64 = 150.0;
 const BOX: f64 = 10.0;
-/// Colour of what is out of service.
+/// Colour of nodes and links that are out of service.
 const OUT: &str = "#bbb";
 /// Width of a character of a name.
 const LETTER: f64 = 7.0;
 
-/// The picture of a datacenter called `name`.
+/// Returns the picture of a datacenter called `name`.
 pub(super) fn svg(datacenter: &Datacenter, name: &str) -> String {
     let topology = datacenter.topology();
     let height = LAYER * number(topology.layers()) + 3.0 * MARGIN;
@@ -70,7 +71,7 @@ fn number(n: usize) -> f64 {
     n as f64
 }
 
-/// A node's place and the width that it has.
+/// Returns a node's position, and the width that is available to it.
 fn spot(datacenter: &Datacenter, node: NodeId) -> (f64, f64, f64) {
     let topology = datacenter.topology();
     let layer = topology.layer_of(node);
@@ -81,7 +82,7 @@ fn spot(datacenter: &Datacenter, node: NodeId) -> (f64, f64, f64) {
     (x, y, step)
 }
 
-/// Green for 0, red for 1.
+/// Returns a colour from green for 0 to red for 1.
 fn colour(load: f64) -> String {
     format!("hsl({:.0} 80% 45%)", 120.0 * (1.0 - load.clamp(0.0, 1.0)))
 }
@@ -139,7 +140,8 @@ fn place(text: &mut String, datacenter: &Datacenter, node: NodeId) {
     );
 }
 
-/// The names of a layer's nodes, or of the first and the last if there is no room for all.
+/// Writes the names of a layer's nodes. Writes only the first and the last if there is no room for
+/// all.
 fn names(text: &mut String, datacenter: &Datacenter, layer: usize) {
     let topology = datacenter.topology();
     let name = |node| topology.name(node).to_string();

@@ -1,4 +1,4 @@
-//! `penstock controller plan`: placement of tenants offline, with cost and refusals.
+//! `penstock controller plan` places tenants offline and prints cost and refusals.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -35,7 +35,8 @@ pub(super) fn run(args: &PlanArgs, json: bool) -> Result<ExitCode> {
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// `12 x 100M` or, of several kinds, all of them.
+/// Returns a request as text, such as `12 x 100M`. If there are several classes, it lists all of
+/// them.
 fn wanted(hose: &Hose) -> String {
     let class = |c: &penstock_fabric::hose::VmClass| match c.send == c.recv {
         true => format!("{} x {}", c.vms, c.send),
@@ -44,7 +45,8 @@ fn wanted(hose: &Hose) -> String {
     hose.classes().iter().map(class).collect::<Vec<_>>().join(" + ")
 }
 
-/// `rack-0: server-0 17, server-1 3`, no more than eight servers.
+/// Returns a placement as text, such as `rack-0: server-0 17, server-1 3`, with at most eight
+/// servers.
 fn servers(placed: &Placed, placement: &Placement) -> String {
     const SHOWN: usize = 8;
     let topology = placed.datacenter.topology();
@@ -99,7 +101,7 @@ fn told(placed: &Placed, tenants: &[TenantWish]) -> String {
     text
 }
 
-/// Totals of the slots and of each layer's links.
+/// Returns the totals of the slots and of each layer's links.
 fn totals(placed: &Placed) -> String {
     let (topology, ledger) = (placed.datacenter.topology(), placed.datacenter.ledger());
     let free: u64 = topology.layer(0).map(|s| u64::from(ledger.free_slots(s))).sum();

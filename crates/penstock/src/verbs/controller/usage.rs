@@ -1,24 +1,24 @@
-//! What tenants use of their guarantees, interval by interval: recorded or made up.
+//! Usage of tenants in each interval, recorded or generated.
 //!
-//! A record is lines of `interval,tenant,used_pct` below a heading of these words: the usage factor
-//! of QShare eq. (1) in percent, which may be above 100. Who is not named in an interval uses
-//! nothing in it. A wrong line refuses the file.
+//! A record has lines of `interval,tenant,used_pct` below a heading of these words. `used_pct` is
+//! the usage factor of QShare eq. (1) in percent, which may be above 100. A tenant without a line
+//! in an interval uses nothing in it. A file with a wrong line is refused.
 
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result, ensure};
 use penstock_units::Rng;
 
-/// By interval and tenant (by place): the part of the guarantee that is wanted; 1 and above is
-/// everything that can be had.
+/// Part of the guarantee that each tenant demands, by interval and position of the tenant. With 1
+/// or more, the tenant takes all that it can get.
 pub(super) type Usage = Vec<Vec<f64>>;
 
 const HEADING: &str = "interval,tenant,used_pct";
 
-/// The usage of a record; `file` is what errors call it.
+/// Reads the usage of a record. `file` is the name of the record in errors.
 ///
 /// # Errors
-/// At the first wrong line, with its number and the reason.
+/// A line is wrong. The error has the number of the first such line and the reason.
 pub(super) fn recorded(text: &str, file: &str, tenants: &[&str]) -> Result<Usage> {
     let place: HashMap<&str, usize> = tenants.iter().copied().zip(0..).collect();
     let mut lines = (1..).zip(text.lines());
@@ -59,8 +59,8 @@ fn read(line: &str, place: &HashMap<&str, usize>) -> Result<(u64, usize, f64)> {
     Ok((interval, tenant, used / 100.0))
 }
 
-/// In each interval a random part `inactive` of the tenants uses a part of its guarantee that is
-/// uniform from 0 to 1, the others all that they can get.
+/// Generates usage. In each interval, a random part `inactive` of the tenants uses a part of its
+/// guarantee that is uniform from 0 to 1. The other tenants use all that they can get.
 pub(super) fn made_up(tenants: usize, intervals: u32, inactive: f64, seed: u64) -> Usage {
     let mut rng = Rng::new(seed);
     let one = |rng: &mut Rng| if rng.unit() < inactive { rng.unit() } else { 1.0 };

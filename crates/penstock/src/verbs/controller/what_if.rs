@@ -1,5 +1,5 @@
-//! `penstock controller what-if`: the same tenants and usage with other queues, maps, weights of
-//! placement, or over-subscription.
+//! `penstock controller what-if` replays the same tenants and usage with other queues, maps,
+//! weights of placement, or over-subscription.
 
 use std::fs;
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ struct Variant {
     oversubscription: Option<f64>,
 }
 
-/// What became of it; shares in percent, means over intervals.
+/// Results of a variant. Shares are in percent, and means are over intervals.
 #[derive(Clone, Copy, Debug, Default)]
 struct Findings {
     placed: usize,
@@ -44,7 +44,7 @@ struct Findings {
 /// Runs `penstock controller what-if`.
 ///
 /// # Errors
-/// The record is wrong, a setting cannot be, or an output cannot be written.
+/// The record is wrong, a setting is invalid, or an output cannot be written.
 pub(super) fn run(args: &WhatIfArgs, json: bool) -> Result<ExitCode> {
     let Some((fabric, tenants)) = load(&args.files) else { return Ok(ExitCode::FAILURE) };
     let usage = match &args.usage {
@@ -68,7 +68,7 @@ pub(super) fn run(args: &WhatIfArgs, json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// All combinations; what is not given is as in the file.
+/// Returns all combinations of the given lists. A setting without a list is as in the file.
 fn variants(args: &WhatIfArgs, fabric: &FabricFile) -> Vec<Variant> {
     fn or<T: Copy>(given: &[T], else_: T) -> Vec<T> {
         if given.is_empty() { vec![else_] } else { given.to_vec() }
@@ -88,7 +88,7 @@ fn variants(args: &WhatIfArgs, fabric: &FabricFile) -> Vec<Variant> {
     all
 }
 
-/// The topology with the highest tier's rate for another over-subscription.
+/// Returns the topology. With a ratio, the highest tier has the rate for this over-subscription.
 fn topology(fabric: &FabricFile, ratio: Option<f64>) -> Result<Topology> {
     let Some(ratio) = ratio else { return Ok(fabric.topology.clone()) };
     let mut regular = fabric.regular.clone().context(
@@ -118,14 +118,14 @@ fn try_out(
         policy.queue_weight = QueueWeight::Fixed(weight);
     }
     let placed = place(topology(fabric, variant.oversubscription)?, fabric, policy, tenants)?;
-    // Reserved queues but the shared one are not the binding's to give.
+    // The binding must not use reserved queues except the shared one.
     let queues = u8::try_from(policy.dedicated() + 1).unwrap_or(u8::MAX);
     let settings = Settings { queues, ..Settings::new(variant.mode.into()) };
     let binding = Binding::new(settings, placed.datacenter.topology().links())?;
     Ok(replay(&placed, binding, usage))
 }
 
-/// A tenant with links, and its place in the file.
+/// A tenant with links, and its position in the file.
 struct Player<'a> {
     at: usize,
     slot: TenantSlot,

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Keeps every core of this machine busy a part of the time, one program a core: something to try the
-# demos beside. Ends by itself, when its parent ends, and on any signal.
+# Keeps every core of this machine busy for a part of the time, with one program per core. Run it
+# beside the demos to try them on a busy machine. It ends by itself, when its parent ends, and on
+# any signal.
 #
 #   busy.sh [SECONDS] [PER_CENT]     default: 600 seconds, 33 per cent of every core
 set -euo pipefail

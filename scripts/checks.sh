@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The lanes of `make check` and `make test`, one after the other. A lane that fails does not stop
-# the next; the end says how all went.
+# Runs the lanes of `make check` and `make test` one after the other. A lane that fails does not
+# stop the next lane. A summary at the end has the results of all lanes.
 #
 #   checks.sh check      format, lints, documentation, licences, house rules: no root
-#   checks.sh test       those, the tests, and the switch with real guests and drivers
+#   checks.sh test       the lanes of check, tests, and the switch with real guests and drivers
 #   checks.sh LANE...    only these
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
@@ -19,17 +19,17 @@ lane_fmt() { cargo fmt --all --check; }
 lane_clippy() { cargo clippy --locked --workspace --all-targets -- -D warnings; }
 lane_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items; }
 lane_tidy() { cargo run --locked -q -p penstock-tidy; }
-# The same cases in every run; PROPTEST_RNG_SEED=N tries others. No documentation tests: there are
-# none, and looking for them costs a pass over each crate.
+# Every run has the same cases; PROPTEST_RNG_SEED=N tries others. Documentation tests are left out,
+# because there are none and the search for them takes a pass over each crate.
 lane_unit() {
     PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121} \
         cargo test --locked --workspace --lib --bins --tests --no-fail-fast -- --skip short_figures
 }
-# Half a minute on two idle cores: simulated figures with a tenth of their length, and twice with a
-# part of that. Of the whole workspace, as `unit` is: with one package's features much would be
-# compiled anew.
+# Takes half a minute on two idle cores. The simulated figures run with a tenth of their length, and
+# twice with a part of that. The lane builds the whole workspace, as `unit` does. With the features
+# of one package, much would be compiled again.
 lane_figures() { cargo test --locked --workspace --test all short_figures; }
-# The modules without files and rings, under an interpreter that knows what Rust leaves undefined.
+# Runs the modules without files and rings in an interpreter that detects undefined behaviour.
 lane_miri() {
     if ! cargo +nightly miri --version >/dev/null 2>&1; then
         say "SKIP Miri: no nightly toolchain with miri (rustup component add --toolchain nightly miri rust-src)"
@@ -40,13 +40,13 @@ lane_miri() {
         cargo +nightly miri test --locked -p penstock-dataplane --lib -- ${MIRI_TESTS:-$miri_tests}
 }
 miri_tests="a_tag_comes_off mem:: offload:: classify::key classify::parse classify::binding"
-# Coverage-guided, beyond what \`unit\` runs of the same targets.
+# Runs the fuzz targets with coverage guidance, which \`unit\` does not.
 lane_fuzz() { "$REPO/scripts/fuzz.sh"; }
 lane_units() { "$REPO/scripts/test-units.sh"; }
 lane_smoke() { as_own_user "$REPO/scripts/smoke.sh"; }
-# As root they have the switch run under its unit, in a container; where none can be made, or with
-# PENSTOCK_RUN_AS, only as that user with the capabilities of its unit; with PENSTOCK_RUN_AS= (empty)
-# as root.
+# As root, these lanes run the switch in a container under its unit. If no container can be made, or
+# with PENSTOCK_RUN_AS, the switch runs only as that user with the capabilities of its unit. With
+# PENSTOCK_RUN_AS= (empty) it runs as root.
 under_unit() {
     local status=77
     if [ "$(id -u)" = 0 ] && [ -z "${PENSTOCK_RUN_AS+set}" ]; then
@@ -65,7 +65,7 @@ as_own_user() {
 lane_guests() { under_unit test-guests.sh; }
 lane_migration() { under_unit test-migration.sh; }
 # Each combination runs twice this long: a second in every test run, ten by hand. Six of the 32
-# have every pair of settings; TESTPMD_CELLS= (empty) runs all, as `make nightly` does.
+# combinations have every pair of settings. TESTPMD_CELLS= (empty) runs all, as `make nightly` does.
 lane_testpmd() {
     as_own_user "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-1}" "${TESTPMD_CELLS-pairs}"
 }
@@ -87,7 +87,7 @@ lane_deny() {
         cargo install --locked cargo-deny || return
     fi
     cargo deny --locked --offline check --hide-inclusion-graph bans licenses sources || return
-    # The list of known vulnerabilities lives on the network: only where one asks for it.
+    # The list of known vulnerabilities is on the network, so it is only fetched on request.
     if [ -n "${ADVISORIES:-}" ]; then
         cargo deny --locked check advisories
     else
@@ -97,19 +97,19 @@ lane_deny() {
 
 # The patterns of the list of allowed skips, without their reasons.
 allowed_skips() { sed -n 's/^\([^#].*[^ ]\)  *=> .*/\1/p' "$ALLOWED"; }
-# skips_of LANE: what it left out, each once. Its Rust tests append to a file, since libtest hides
-# what a passing test prints; its scripts print lines.
+# skips_of LANE: the skips of a lane, each once. Its Rust tests append to a file, since libtest
+# hides the output of a passing test. Its scripts print lines.
 skips_of() {
     { cat "$work/$1.skips" 2>/dev/null && grep '^SKIP ' "$work/$1.log"; } | sort | uniq
 }
-# forbidden_skips LANE: those that the list does not allow; true if there are any.
+# forbidden_skips LANE: the skips that the list does not allow. True if there are any.
 forbidden_skips() { allowed_skips | grep -vEf - <(skips_of "$1"); }
 
-# listed "N WHAT"...: those that are not none, with commas.
+# listed "N WHAT"...: the arguments with an N other than 0, separated by commas.
 listed() { printf '%s\n' "$@" | grep -v '^0 ' | paste -sd, | sed 's/,/, /g'; }
 
-# lane NAME WHAT: runs lane_NAME, keeps its output for the counts. In CI a skip that is not allowed
-# fails the lane.
+# lane NAME WHAT: runs lane_NAME and keeps its output for the counts. In CI, a skip that is not
+# allowed fails the lane.
 lane() {
     local start=$SECONDS status took count skips left
     step "$1: $2"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Real traffic through a switch: network namespaces on TAP and on vhost-user ports, and two small
-# Linux guests; ping and iperf3 between them; counters; and everything taken down again, also on
-# Ctrl-C and on failure. Ends only processes and namespaces it made, and with three lines that say
-# what was seen. Status 0: the switch worked, however disturbed the machine was; 1: it did not;
-# 2: the demo could not be run.
+# Sends real traffic through a switch. The peers are network namespaces on TAP and on vhost-user
+# ports, and two small Linux guests. The demo runs ping and iperf3 between them and checks the
+# counters. It then removes everything again, also on Ctrl-C and on failure. It ends only processes
+# and namespaces that it made. The last three lines summarise the results. Status 0: the switch
+# worked, however disturbed the machine was; 1: it did not; 2: the demo could not be run.
 #
 #   PROFILE=release   builds and runs the fast program (longer to build)
 #   SECONDS_EACH=3    length of one iperf3 run
@@ -15,10 +15,10 @@ set -euo pipefail
 TAG=psd$$
 EACH=${SECONDS_EACH:-3}
 ROWS=() MISSING=() WORKED=() FAILURES=()
-# How long something may take to be there, in seconds: a busy machine takes its time.
+# Time limit in seconds for something to appear. A busy machine takes its time.
 PATIENCE=60
 
-# Without root: the same in a user namespace, where we are root over our own network.
+# Without root, runs the same demo in a user namespace, where we are root over our own network.
 enter_user_namespace() {
     if [ -n "${PENSTOCK_IN_USERNS:-}" ] || ! unshare -Urnm true 2>/dev/null; then
         return 1
@@ -136,7 +136,7 @@ start_guests() {
     "$REPO/scripts/guest.sh" wait-ready vm2
 }
 
-# in_party NAME command...: in a guest or in a namespace.
+# in_party NAME command...: runs the command in a guest or in a namespace.
 in_party() {
     local name=$1
     shift
@@ -148,7 +148,7 @@ in_party() {
 
 row() { ROWS+=("$(printf '%-26s %-12s %-18s %s' "$@")"); }
 
-# A first answer, and then five pings; the second time only if the first got none.
+# Waits for a first answer and then sends five pings. Repeats the pings once if none was answered.
 pings() {
     wait_until $PATIENCE in_party "$1" busybox ping -c 1 -W 2 "$2" || true
     in_party "$1" busybox ping -c 5 -W 2 "$2" 2>&1 || in_party "$1" busybox ping -c 5 -W 5 "$2" 2>&1
@@ -157,8 +157,8 @@ rates() {
     in_party "$1" iperf3 -c "$2" -t "$EACH" 2>&1 || in_party "$1" iperf3 -c "$2" -t "$EACH" 2>&1
 }
 
-# between FROM TO ADDRESS: ping, then iperf3; each once more if it fails, as on a busy machine a
-# program may come too late.
+# between FROM TO ADDRESS: ping, then iperf3. Each is repeated once if it fails, because a program
+# may be late on a busy machine.
 between() {
     local out rate="" mean result=ok
     step "$1 -> $2 ($3)"
@@ -192,7 +192,8 @@ isolation() {
     pings tap3 10.0.0.13 | tail -n 2 || FAILURES+=("nothing got from tap3 to ep3")
 }
 
-# What others did to this machine meanwhile, from the first line of /proc/stat before and now.
+# Returns the load of other programs on this machine, from the first line of /proc/stat before and
+# now.
 machine() {
     local before now i all=0 stolen words
     read -ra before <<<"$1"
@@ -212,7 +213,7 @@ joined() {
     printf '%s' "$text"
 }
 
-# Three lines: what got through, what did not, and on what machine.
+# Prints three lines: the pairs that reached each other, the failures, and the state of the machine.
 story() {
     say
     if [ ${#FAILURES[@]} = 0 ]; then
@@ -231,7 +232,7 @@ story() {
     say "next:    make fabric-demo (ten hosts in two racks under a controller; root)"
 }
 
-# Before the namespace: there, files of this tree may belong to nobody.
+# Builds outside of the namespace. Inside it, files of this tree may have no known owner.
 [ -n "${PENSTOCK_IN_USERNS:-}" ] || build
 [ "$(id -u)" = 0 ] || enter_user_namespace "$@" || true
 find_room
@@ -253,7 +254,7 @@ start_switch "$WORK/host.toml" || die "the switch did not start"
 if [ $GUESTS = 1 ]; then
     step "starting two guests ($("$REPO/scripts/guest.sh" accel))"
     if ! start_guests; then
-        # The switch has no part in booting a guest.
+        # Booting a guest does not involve the switch.
         GUESTS=0
         MISSING+=("guests: they did not boot, $(tail -qn 1 "$WORK"/guests/*/console.log 2>/dev/null | tr -cd '[:print:]' | cut -c-120)")
         row "vm1, vm2" - - "did not boot"

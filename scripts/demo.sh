@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# A victim and a noisy neighbour on one switch core: first each VM is held to the bits that it
-# bought, then to the cycles. Real switch, real vhost-user rings, traffic by the load generator; no
-# root needed. Ends with three lines that say what was seen, and a picture. Status 0: the switch
-# worked, however disturbed the machine was; 1: it did not keep its promise; 2: the demo could not be
+# A victim and a noisy neighbour share one switch core. First each VM is limited to the bits that it
+# bought, then to the cycles. The switch and its vhost-user rings are real, and the load generator
+# makes the traffic. Needs no root. Ends with three lines that summarise the results, and a picture.
+# Status 0: the switch worked, however disturbed the machine was; 1: it did not keep its promise; 2:
+# the demo could not be run. Everything is removed again, even after an error.
 # run. Everything is taken down again, whatever ends it.
 #
 #   PROFILE=release   builds and runs the fast program (longer to build)

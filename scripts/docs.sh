@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the site of the documentation in target/book: docs/, the pages beside it that
-# docs/SUMMARY.md names, and the lab's report if there are results.
+# Builds the site of the documentation in target/book. The site has docs/, the pages outside docs/
+# that docs/SUMMARY.md names, and the lab's report if there are results.
 #
 #   RESULTS=DIR   results of `penstock-lab run --out DIR`; default: target/results
 set -euo pipefail

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Two racks of five hosts under a controller, in namespaces of this machine: ten tenants share one
-# core link, then one of them bursts and one attacks. Real switches (Linux bridges with queues by
-# tc), real TCP. Needs root. Ends with three lines that say what was seen, and a picture. Status 0:
-# the fabric worked, however disturbed the machine was; 1: it did not keep its promise; 2: the demo
-# could not be run. Everything is taken down again, whatever ends it.
+# Two racks of five hosts under a controller, in namespaces of this machine. Ten tenants share one
+# core link. Then one of them bursts and one attacks. The switches (Linux bridges with queues by tc)
+# and TCP are real. Needs root. Ends with three lines that summarise the results, and a picture.
+# Status 0: the fabric worked, however disturbed the machine was; 1: it did not keep its promise; 2:
+# the demo could not be run. Everything is removed again, even after an error.
 #
 #   PROFILE=release   builds and runs the fast program (longer to build)
 #   OUT=DIR           where the picture and the numbers go; default: penstock-fabric-demo in the

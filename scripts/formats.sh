@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# What other programs read, as those programs see it: alert rules and metrics by Prometheus's
-# `promtool`, JSON schemas and the examples by `ajv` in its strict mode. Needs no root.
+# Checks the files that other programs read, with those programs. Prometheus's `promtool` checks
+# alert rules and metrics. `ajv` in its strict mode checks JSON schemas and the examples. Needs no
+# root.
 #
-# promtool is the installed one, or that of Debian's package `prometheus`, unpacked into the cache.
-# ajv comes from the npm registry into the cache. PROMTOOL and AJV_DIR name others. Prints PASS,
-# FAIL and SKIP lines.
+# The script uses an installed promtool. Otherwise it unpacks Debian's package `prometheus` into the
+# cache. ajv comes from the npm registry into the cache. PROMTOOL and AJV_DIR name other copies.
+# Prints PASS, FAIL and SKIP lines.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -21,7 +22,7 @@ find_promtool() {
     fi
 }
 
-# The folder whose `node_modules` has ajv and a reader of TOML.
+# Returns the folder with ajv and a TOML reader in its `node_modules`.
 find_ajv() {
     local dir=${AJV_DIR:-$CACHE/ajv}
     have node || return
@@ -32,24 +33,25 @@ find_ajv() {
     [ ! -d "$dir/node_modules/ajv" ] || echo "$dir"
 }
 
-# pages PROMTOOL: the tests that make metrics pages give them to promtool.
+# pages PROMTOOL: runs the tests that make metrics pages and check them with promtool.
 pages() {
     local log status
     log=$(mktemp)
     PROMTOOL=$1 cargo test --locked --workspace --bin penstock -- promtool >"$log" 2>&1
     status=$?
-    # Two pages and the rule itself: a test that is not there has not passed.
+    # There are two pages and the test of the rule itself. A test that is missing has not passed.
     grep -q "^test result: ok. [3-9] passed" "$log" || status=1
     [ "$status" = 0 ] || tail -40 "$log"
     rm -f "$log"
     return "$status"
 }
 
-# valid DIR KIND FILE...: the schema of KIND compiles in strict mode and takes the files.
+# valid DIR KIND FILE...: checks that the schema of KIND compiles in strict mode and accepts the
+# files.
 valid() {
     local dir=$1
     shift
-    # Not `import`: that looks for packages beside the script alone.
+    # `import` would only look for packages beside the script.
     # shellcheck disable=SC2016 # the quotes are JavaScript's
     node --input-type=commonjs -e '
         const { createRequire } = require("node:module");
@@ -68,7 +70,7 @@ valid() {
         }' "$dir" "$@" </dev/null
 }
 
-# of_kind KIND: the examples that have its tables.
+# of_kind KIND: returns the examples that have the tables of this kind.
 of_kind() {
     local file
     for file in examples/*.toml; do

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fuzz targets under libFuzzer: coverage-guided, with the address sanitizer. Needs a nightly
-# toolchain, cargo-fuzz and a C++ compiler; `cargo test -p penstock-fuzz` needs none of them.
+# Runs fuzz targets under libFuzzer, with coverage guidance and the address sanitizer. Needs a
+# nightly toolchain, cargo-fuzz and a C++ compiler. `cargo test -p penstock-fuzz` needs none of
+# them.
 #
 #   fuzz.sh                   runs every target for FUZZ_SECONDS (60)
 #   fuzz.sh TARGET...         runs only these
@@ -10,20 +11,20 @@
 #                             FUZZ_GOAL (3600)
 #   fuzz.sh --totals          only writes docs/internals/fuzz.md from fuzz/totals.tsv
 #
-# Inputs found stay in target/fuzz/corpus/TARGET, where the next run begins. An input that fails is
-# left in target/fuzz/artifacts/TARGET; it becomes a test.
+# Inputs that a run finds stay in target/fuzz/corpus/TARGET, where the next run begins. An input
+# that fails stays in target/fuzz/artifacts/TARGET and becomes a test.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 cd "$REPO/fuzz"
 
-# One line a run: date, target, seconds, CPU seconds, executions, edges, exit status.
+# Each line is a run: date, target, seconds, CPU seconds, executions, edges, exit status.
 totals=$REPO/fuzz/totals.tsv
 all=(split_ring packed_ring headers rules config api vhost_session inflight dirty_log xdp_rings
     agents gnmi sonic saved)
 
 cpu_seconds_of() { awk -v target="$1" '$2 == target { n += $4 } END { print int(n) }' "$totals"; }
-# The table of docs/internals/fuzz.md.
+# Writes the table of docs/internals/fuzz.md.
 write_totals() {
     local doc=$REPO/docs/internals/fuzz.md new
     new=$(mktemp)
@@ -72,7 +73,7 @@ seconds=${FUZZ_SECONDS:-60}
 for need in "cargo +nightly fuzz --version" "c++ --version"; do
     $need >/dev/null 2>&1 || { say "SKIP libFuzzer: \`$need\` does not run here"; exit 0; }
 done
-# Sanitized code apart from the rest, so that neither build throws the other's away.
+# Sanitized code has its own directory, so that neither build discards the other's files.
 target_dir=${CARGO_TARGET_DIR:-$REPO/target}/fuzz
 mkdir -p "$target_dir"
 if [ -n "$add" ]; then
@@ -83,13 +84,14 @@ if [ -n "$add" ]; then
     [ ${#targets[@]} -gt 0 ] || { say "every target has its CPU seconds"; exit 0; }
 fi
 
-# One build for all. The release profile without its slow link: its optimisation, with assertions.
+# One build serves all targets. It uses the release profile without its slow link, but with
+# assertions.
 one=()
 [ ${#targets[@]} -ne 1 ] || one=("${targets[0]}")
 CARGO_PROFILE_RELEASE_LTO=off CARGO_TARGET_DIR=$target_dir \
     cargo +nightly fuzz build --features libfuzzer "${one[@]}"
-# The machine's own leak checker cannot run in every container; there is no leak to find in targets
-# that keep nothing. The switch has a handler of its own for SIGBUS.
+# The leak checker cannot run in every container. The targets keep nothing, so there is no leak to
+# find. The switch has its own handler for SIGBUS.
 export ASAN_OPTIONS=detect_leaks=0:handle_sigbus=0
 failures=0
 for target in "${targets[@]}"; do
@@ -117,7 +119,8 @@ for target in "${targets[@]}"; do
         warn "$target: fails; the input is in $artifacts"
         failures=$((failures + 1))
     elif [ -n "$keep" ]; then
-        # What adds coverage to the kept ones, the smallest first, no more than fits the eye.
+        # Keeps the inputs that add coverage to the kept ones, the smallest first, in a number that
+        # people can review.
         small=$(mktemp -d)
         "$program" -merge=1 "$small" "corpus/$target" "$work" >/dev/null 2>&1
         find "$small" -type f -size -2k -printf '%s %p\n' | sort -n | awk '{print $2}' |

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Makes what a guest boots: a Debian cloud kernel and a small initramfs of busybox, iperf3 and the
-# virtio modules. Both are kept in the cache; a second run does nothing.
-# Prints two lines: the kernel's path and the initramfs' path.
+# Makes the files that a guest boots: a Debian cloud kernel and a small initramfs of busybox, iperf3
+# and the virtio modules. Both are kept in the cache, so a second run does nothing. Prints two
+# lines: the kernel's path and the initramfs' path.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-# Load order; one that is missing is built into the kernel.
+# Modules in load order. A module that is missing is built into the kernel.
 MODULES="virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci
     failover net_failover virtio_net"
 
-# The newest cloud kernel of this machine, else the one in the cache: "version kernel modules".
+# Finds the newest cloud kernel of this machine, or else of the cache. Prints "version kernel
+# modules".
 find_kernel() {
     local k v root
     for k in $(ls -1v /boot/vmlinuz-*-cloud-amd64 "$CACHE"/kernel/boot/vmlinuz-*-cloud-amd64 \
@@ -26,7 +27,7 @@ find_kernel() {
     return 1
 }
 
-# The kernel is wanted as a file, so its package is not installed.
+# Only the kernel's file is needed, so its package is not installed.
 fetch_kernel() {
     local package
     package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null |
@@ -35,12 +36,12 @@ fetch_kernel() {
     fetch_package "$package" "$CACHE/kernel" || die "$package could not be fetched"
 }
 
-# The guest has no libraries for busybox, so it wants the static one; Debian's two busybox packages
-# exclude each other, so where the other is installed the static one comes as a file.
+# The guest has no libraries for busybox, so it needs the static one. Debian's two busybox packages
+# exclude each other. If the other one is installed, only the file of the static one is fetched.
 static_busybox() {
     local candidate
     for candidate in "$(command -v busybox || true)" "$CACHE/busybox/bin/busybox"; do
-        # ldd fails on a static program, which is what is wanted.
+        # ldd fails on a static program, so a failure is the desired result.
         if [ -x "$candidate" ] && ! ldd "$candidate" >/dev/null 2>&1; then
             echo "$candidate"
             return
@@ -93,7 +94,7 @@ busybox=$(static_busybox) || { fetch_package busybox-static "$CACHE/busybox" &&
 kernel=$(find_kernel) || { fetch_kernel && kernel=$(find_kernel); } || die "no cloud kernel found"
 read -r version image modules <<<"$kernel"
 mkdir -p "$CACHE"
-# A name that changes when any ingredient does.
+# The name changes when any ingredient changes.
 key=$(cat "$0" "$REPO/scripts/guest-init.sh" "$busybox" "$(command -v iperf3)" |
     sha256sum | cut -c1-12)
 out=$CACHE/guest-$version-$key.cpio.gz

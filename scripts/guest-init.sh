@@ -11,7 +11,8 @@ mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 mount -t tmpfs tmp /tmp
-# In name order, and again what was too early: the order of need differs between kernels.
+# Loads modules in the order of their names, and then those that failed. Dependencies differ between
+# kernels.
 for module in /modules/*.ko; do
     insmod "$module" 2>/dev/null || late="$late $module"
 done
@@ -24,7 +25,7 @@ for word in $(cat /proc/cmdline); do
     penstock.mtu=*) mtu=${word#penstock.mtu=} ;;
     esac
 done
-# Nothing but what was asked for on the wire.
+# Without IPv6, only requested frames are on the wire.
 for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do echo 1 2>/dev/null >"$f"; done
 ip link set lo up
 if [ -d /sys/class/net/eth0 ]; then

@@ -1,35 +1,37 @@
 #!/usr/bin/env bash
 # Small Linux guests on vhost-user sockets.
 #
-#   guest.sh accel                              which accelerator boots a stock kernel: kvm or tcg
+#   guest.sh accel                              prints the accelerator that boots a stock kernel: kvm or tcg
 #   guest.sh start NAME SOCKET MAC IP/LEN [--sock-server] [--mem MIB] [--mtu BYTES] [--incoming]
 #                  [--queues PAIRS] [--packed]
-#   guest.sh reconnect                          the chardev option for a connection that comes back
+#   guest.sh reconnect                          prints the chardev option for a connection that comes back
 #   guest.sh wait-ready NAME [SECONDS]
-#   guest.sh exec NAME 'command' [SECONDS]      runs it in the guest; its output and its status
+#   guest.sh exec NAME 'command' [SECONDS]      runs it in the guest; has its output and status
 #   guest.sh migrate NAME OTHER [SECONDS]       moves a running guest into OTHER, started with
-#                                               --incoming and else alike; prints the downtime
-#   guest.sh qmp NAME '{"execute": ...}'        a command to its QEMU; prints the answer
+#                                               --incoming and otherwise alike; prints the downtime
+#   guest.sh qmp NAME '{"execute": ...}'        sends a command to its QEMU; prints the answer
 #   guest.sh kill NAME                          kill -9
 #   guest.sh stop NAME | stop-all
-#   guest.sh console NAME                       what the guest wrote on its console
+#   guest.sh console NAME                       prints the output on the guest's console
 #
-# A guest lives in $PENSTOCK_GUESTS/NAME (pid, console.log, and a pair of pipes to its second serial
-# port, over which `exec` talks to the guest's init, and another to QEMU's monitor). --sock-server
-# makes QEMU listen on SOCKET; else it connects, and connects again when the switch comes back.
-# SOCKET - means no network card. --queues gives the card so many queue pairs and the guest as many
-# processors, --packed gives it packed rings. PENSTOCK_QEMU is another QEMU than the installed one.
+# The files of a guest are in $PENSTOCK_GUESTS/NAME: pid, console.log and two pairs of pipes. `exec`
+# talks to the guest's init over one pair, which leads to the second serial port. The other pair
+# leads to QEMU's monitor. --sock-server makes QEMU listen on SOCKET. Without it, QEMU connects, and
+# connects again when the switch comes back. SOCKET - means no network card. --queues gives the card
+# so many queue pairs and the guest as many processors. --packed gives it packed rings.
+# PENSTOCK_QEMU is another QEMU than the installed one.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 GUESTS=${PENSTOCK_GUESTS:-${XDG_RUNTIME_DIR:-/tmp}/penstock-guests-$(id -u)}
 QEMU=${PENSTOCK_QEMU:-qemu-system-x86_64}
-# no_timer_check: a loaded host fails the timer self-test; the rest keeps slow guests from panicking.
+# no_timer_check: a loaded host fails the timer self-test. The other options keep slow guests from
+# panicking.
 CMDLINE="console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable nowatchdog"
 CMDLINE+=" rcupdate.rcu_cpu_stall_suppress=1 net.ifnames=0"
 
-# The pid of a guest that runs, and is ours: its command line names its directory.
+# Returns the pid of a running guest. The guest is ours if its command line names its directory.
 guest_pid() {
     local pid
     pid=$(cat "$GUESTS/$1/pid" 2>/dev/null) || return 1
@@ -37,11 +39,11 @@ guest_pid() {
     echo "$pid"
 }
 
-# The process becomes another program twice before it is QEMU, and has no command line while it does.
+# The process executes two other programs before QEMU, and has no command line in between.
 is_of_guest() {
     local look
     for look in 1 2 3; do
-        # cmdline separates by NUL, which grep takes for a character like others with -a.
+        # NUL separates the words of cmdline. With -a, grep reads it like any other character.
         grep -qsaF "$GUESTS/$2/" "/proc/$1/cmdline" && return
         [ -e "/proc/$1" ] || return 1
         [ "$look" = 3 ] || sleep 0.05
@@ -65,7 +67,7 @@ boot() {
     mkdir -p "$dir"
     mkfifo "$dir/agent.in" "$dir/agent.out" "$dir/qmp.in" "$dir/qmp.out"
     [ "$accel" = kvm ] || accel=tcg,thread=multi
-    # Not through a function: $! must be QEMU itself.
+    # A function must not start QEMU, because $! must be QEMU itself.
     taskset -c "$(others_cores)" setsid $QEMU -name "$name" -accel "$accel" -cpu max -m "$mem" \
         -nodefaults -no-user-config -display none -monitor none -no-reboot \
         -chardev "pipe,id=qmp,path=$dir/qmp" -mon chardev=qmp,mode=control \
@@ -78,7 +80,7 @@ boot() {
     wait_until 2 guest_pid "$name" || true
 }
 
-# A stock kernel must get as far as READY, without a network, within 20 seconds.
+# Checks that a stock kernel without a network gets as far as READY within 20 seconds.
 kvm_boots() {
     [ -w /dev/kvm ] || return 1
     local name=kvm-probe-$$ ok=1
@@ -89,7 +91,7 @@ kvm_boots() {
     return $ok
 }
 
-# Found once per boot of this machine and kept.
+# Returns the accelerator. It is determined once per boot of this machine and then stored.
 accel() {
     local boot_id note
     if [ -n "${PENSTOCK_ACCEL:-}" ]; then
@@ -108,8 +110,8 @@ accel() {
     cut -d' ' -f2 "$note"
 }
 
-# The chardev option that connects again each second: reconnect-ms= came with QEMU 9.2, reconnect=
-# went with 10.2.
+# Returns the chardev option that connects again each second. QEMU 9.2 introduced reconnect-ms=, and
+# 10.2 removed reconnect=.
 reconnect() {
     local major minor
     IFS=. read -r major minor _ <<<"$($QEMU --version | sed -n 's/.*version \([0-9.]*\).*/\1/p;q')"
@@ -166,7 +168,8 @@ run_inside() {
     exec 9>"$dir/lock"
     flock 9
     id=$$-$RANDOM
-    # Both ends read and write: opening must not wait for the other side.
+    # Both ends are opened for reading and writing, so that opening does not wait for the other
+    # side.
     exec 6<>"$dir/agent.out" 7<>"$dir/agent.in"
     printf '%s %s %s\n' "$id" "$seconds" "$command" >&7
     end=$((SECONDS + seconds + 15))
@@ -182,7 +185,7 @@ run_inside() {
     return "$status"
 }
 
-# One command at a time to QEMU's monitor; its answer is the line that carries our id.
+# Sends one command at a time to QEMU's monitor. The answer is the line with our id.
 qmp() {
     local name=$1 command=$2 dir=$GUESTS/$1 id line end
     guest_pid "$name" >/dev/null || die "guest $name: does not run"
@@ -207,13 +210,13 @@ qmp() {
     die "guest $name: no answer to: $command"
 }
 
-# A whole number out of a one-line answer: number NAME <<<JSON
+# number NAME <<<JSON: returns a whole number from an answer of one line.
 number() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p"; }
 
 migrate() {
     local name=$1 other=$2 seconds=${3:-60} end status answer
     wait_until 10 test -S "$GUESTS/$other/incoming" || die "guest $other: does not wait for a guest"
-    # Bytes/s no limit here; the guest may stand still for as many milliseconds.
+    # The bandwidth is not limited. The guest may pause for 300 ms.
     qmp "$name" '{"execute": "migrate-set-parameters", "arguments":
         {"max-bandwidth": 10000000000, "downtime-limit": 300}}' >/dev/null
     qmp "$name" "{\"execute\": \"migrate\", \"arguments\": {\"uri\": \"unix:$GUESTS/$other/incoming\"}}" \

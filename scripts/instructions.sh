@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Instructions of the data path per frame, counted by valgrind: unlike times they hardly differ
-# between runs and machines, so a regression shows on a noisy one.
+# Counts the data path's instructions per frame with valgrind. Unlike times, these counts hardly
+# differ between runs and machines, so a regression shows on a noisy machine.
 #
 #   instructions.sh           compares with docs/internals/instructions.tsv: 5 % more is a failure
-#   instructions.sh --write   writes that file anew, to be committed with the change that earned it
+#   instructions.sh --write   writes that file again; commit it with the change that caused it
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -23,7 +23,7 @@ program=$(cargo bench --locked -p penstock-dataplane --bench count --no-run --me
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# run CASE ROUNDS: all instructions of that many rounds, those of the start included.
+# run CASE ROUNDS: counts all instructions of that many rounds, including those of the start.
 run() {
     valgrind --tool=callgrind --callgrind-out-file=/dev/null "$program" "$1" "$2" 2>&1 |
         sed -n 's/.*Collected : \([0-9]*\).*/\1/p'
@@ -44,7 +44,7 @@ if [ "${1:-}" = --write ]; then
     cat "$KEPT"
     exit 0
 fi
-# The compiler is pinned, the C library is not: its memcpy may differ by a few.
+# The compiler is pinned, but the C library is not. Its memcpy may differ by a few instructions.
 awk -F'\t' -v more="$MORE" 'NR == FNR { if (FNR > 1) kept[$1] = $2; next } {
     change = kept[$1] > 0 ? 100 * ($2 / kept[$1] - 1) : 0
     ok = ($1 in kept) && change <= more

@@ -1,5 +1,5 @@
-# What the scripts share: messages, the cache, processor placement, processes and namespaces of
-# our own. Sourced, never run. Needs bash, util-linux, iproute2.
+# Functions that the scripts share: messages, the cache, placement on processors, and our own
+# processes and namespaces. Scripts source this file. Needs bash, util-linux, iproute2.
 # shellcheck shell=bash
 
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,20 +21,21 @@ PASSED=0 FAILED=0 SKIPPED=0
 pass() { PASSED=$((PASSED + 1)) && say "PASS $*"; }
 fail() { FAILED=$((FAILED + 1)) && say "FAIL $*"; }
 skip() { SKIPPED=$((SKIPPED + 1)) && say "SKIP $*"; }
-# check "what must hold" command...: PASS if the command succeeds.
+# check "what must hold" command...: prints PASS if the command succeeds, and FAIL otherwise.
 check() {
     local what=$1
     shift
     if "$@"; then pass "$what"; else fail "$what"; fi
 }
-# Last line of a test script; its status says whether anything failed.
+# Prints the last line of a test script. Its status says whether any check failed.
 verdict() {
     say "$1: $PASSED passed, $FAILED failed, $SKIPPED skipped"
     [ "$FAILED" = 0 ]
 }
 
-# The switch polls on the last processor that we may use, all else runs on the others, so that
-# neither is measured by how long it waited for the other. With one processor everything shares it.
+# The switch polls on the last processor that we may use. Everything else runs on the others, so
+# that neither waits for the other during a measurement. With a single processor everything shares
+# it.
 cores_allowed() {
     local part
     for part in $(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status | tr , ' '); do
@@ -50,17 +51,19 @@ others_cores() {
 }
 on_others() { taskset -c "$(others_cores)" "$@"; }
 
-# The program under test: PENSTOCK_BIN, or what cargo builds with the given profile.
+# Returns the program under test: PENSTOCK_BIN, or the program that cargo builds with the given
+# profile.
 penstock_bin() {
     local profile=${PROFILE:-dev} dir=debug
     [ "$profile" = dev ] || dir=$profile
     echo "${PENSTOCK_BIN:-${CARGO_TARGET_DIR:-$REPO/target}/$dir/penstock}"
 }
 
-# The experiments' program, beside it.
+# Returns the program of the experiments, which is beside the program under test.
 lab_bin() { echo "$(penstock_bin)-lab"; }
 
-# fetch_package NAME DIR: the files of a Debian package, unpacked and not installed; no root needed.
+# fetch_package NAME DIR: unpacks the files of a Debian package without installing it. Needs no
+# root.
 fetch_package() {
     local work
     have apt-get && have dpkg-deb || return 1
@@ -76,11 +79,11 @@ fetch_package() {
     [ -d "$2" ]
 }
 
-# patience SECONDS: a deadline of a calm machine, multiplied for the machine at hand. The tests in
-# Rust have the same factor (crates/testing).
+# patience SECONDS: a deadline for a calm machine, multiplied for this machine. The tests in Rust
+# have the same factor (crates/testing).
 patience() { echo $(($1 * ${PENSTOCK_PATIENCE:-3})); }
-# wait_until SECONDS command...: true as soon as the command succeeds, false at the deadline, which
-# `patience` multiplies.
+# wait_until SECONDS command...: true as soon as the command succeeds, false at the deadline.
+# `patience` multiplies the deadline.
 wait_until() {
     local end=$((SECONDS + $(patience "$1")))
     shift
@@ -90,10 +93,10 @@ wait_until() {
     done
 }
 
-# Children and namespaces this shell made. `tidy_up` ends exactly those.
+# Children and namespaces that this shell made. `tidy_up` ends only these.
 OWN_PIDS=() OWN_NETNS=()
-# spawn LOG program...: runs a program (not a function: its id must be the program's) in the
-# background; the id is in $SPAWNED.
+# spawn LOG program...: runs a program in the background. $SPAWNED has its id. A function does not
+# work here, because the id must be that of the program.
 spawn() {
     local log=$1
     shift
@@ -101,14 +104,14 @@ spawn() {
     SPAWNED=$!
     OWN_PIDS+=("$SPAWNED")
 }
-# The same in a namespace, and off the switch's core.
+# Like spawn, but in a namespace and off the switch's core.
 spawn_in() {
     local ns=$1 log=$2
     shift 2
     spawn "$log" taskset -c "$(others_cores)" nsenter --net="/run/netns/$ns" "$@"
 }
 gone() { ! kill -0 "$1" 2>/dev/null; }
-# Ends one child: TERM, and KILL if it has not gone after five seconds.
+# Ends one child with TERM, and with KILL if it still runs after five seconds.
 end_pid() {
     gone "$1" && return 0
     kill -TERM "$1" 2>/dev/null || true
@@ -121,7 +124,8 @@ in_netns() {
     shift
     taskset -c "$(others_cores)" nsenter --net="/run/netns/$ns" "$@"
 }
-# A namespace with its loopback up. No IPv6: nothing but what a test sends should be on the wire.
+# Makes a namespace with its loopback up and without IPv6, so that only a test's own frames are on
+# the wire.
 make_netns() {
     ip netns add "$1" || return
     own_netns "$1"
@@ -145,7 +149,7 @@ tidy_up() {
     fi
 }
 
-# A switch of our own: $BIN, $WORK (its directory) and $SOCKET are set by `own_switch_dir`.
+# Prepares our own switch. Sets $BIN, $WORK (its directory) and $SOCKET.
 own_switch_dir() {
     BIN=$(penstock_bin)
     WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-$1.XXXXXX")
@@ -154,11 +158,11 @@ own_switch_dir() {
     export PENSTOCK_GUESTS=$WORK/guests
 }
 ctl() { "$BIN" --socket "$SOCKET" "$@"; }
-# The capabilities of packaging/penstock.service with penstock-sockets.conf: what the tests connect
-# to is root's.
+# The capabilities of packaging/penstock.service with penstock-sockets.conf. Root owns the sockets
+# to which the tests connect.
 UNIT_CAPABILITIES=+net_admin,+net_raw,+bpf,+chown,+fowner,+dac_override
-# start_switch CONFIG: its process is in $SWITCH. With PENSTOCK_RUN_AS it is that user's. With
-# PENSTOCK_UNDER_UNIT, which under-unit.sh sets, systemd starts it under its unit.
+# start_switch CONFIG: starts the switch. $SWITCH has its process. With PENSTOCK_RUN_AS it runs as
+# that user. With PENSTOCK_UNDER_UNIT, which under-unit.sh sets, systemd starts it under its unit.
 start_switch() {
     local as=() bin=$BIN
     if [ -n "${PENSTOCK_UNDER_UNIT:-}" ]; then
@@ -171,7 +175,7 @@ start_switch() {
             --inh-caps="-all,$UNIT_CAPABILITIES" --ambient-caps="-all,$UNIT_CAPABILITIES"
             --bounding-set="-all,$UNIT_CAPABILITIES" --no-new-privs --)
         chown "$PENSTOCK_RUN_AS" "$1"
-        # The tree may be in a home that this user does not see.
+        # The tree may be in a home directory that this user cannot read.
         if ! setpriv --reuid="$PENSTOCK_RUN_AS" --clear-groups test -x "$BIN"; then
             bin=$WORK/penstock
             [ -x "$bin" ] || install -m 755 "$BIN" "$bin"
@@ -183,11 +187,11 @@ start_switch() {
     tail -20 "$WORK/host.log" >&2
     return 1
 }
-# The unit is as it is shipped. Its drop-ins are those that packaging/README.md asks for: sockets are
-# outside /run/penstock, and those that the switch connects to are root's.
+# The unit is as shipped. Its drop-ins are those that packaging/README.md requires, because sockets
+# are outside /run/penstock, and root owns those to which the switch connects.
 start_unit() {
     local conf=/etc/systemd/system/penstock.service.d
-    # Once: a switch that starts again finds the file that it has written.
+    # This is done once, because a restarted switch must find the file that it has written.
     if [ ! -e $conf ]; then
         mkdir $conf
         printf '[Service]\nReadWritePaths=%s\nEnvironment=PENSTOCK_SOCKET=%s\n' "$WORK" "$SOCKET" \
@@ -197,14 +201,14 @@ start_unit() {
         chown penstock:penstock /etc/penstock
         systemctl daemon-reload
     fi
-    # Also waits for a start after a crash, which systemd does by itself.
+    # This also waits for a start after a crash, which systemd does by itself.
     systemctl start penstock || return
     SWITCH=$(systemctl show -p MainPID --value penstock)
     say "     under its unit as user $(ps -o user= -p "$SWITCH"), $(grep CapEff "/proc/$SWITCH/status")"
     [ "$(ps -o user= -p "$SWITCH")" = penstock ]
 }
 unit_log() { journalctl -u 'penstock*' --no-pager -o cat | tail -n "${1:-200}"; }
-# Ends it: by default as a service manager would.
+# Ends the switch, by default as a service manager would.
 stop_switch() {
     if [ "${PENSTOCK_UNDER_UNIT:-} ${1:-TERM}" = "1 TERM" ]; then
         systemctl stop penstock
@@ -215,12 +219,12 @@ stop_switch() {
     wait "$SWITCH" 2>/dev/null
 }
 switch_settled() { gone "$SWITCH" || ctl host show; }
-# The head of a configuration file for it.
+# Prints the head of a configuration file for the switch.
 switch_config() {
     printf '[host]\nname = "%s"\nsocket = "%s"\nstate_dir = "%s"\n' "$1" "$SOCKET" "$WORK/state"
     printf '\n[worker]\ncores = [%s]\n' "$(worker_core)"
 }
-# port_counter PORT NAME: one number out of `stats --json`, 0 if it is not there.
+# port_counter PORT NAME: one number from `stats --json`, or 0 if it is missing.
 port_counter() {
     local n
     n=$(ctl stats "$1" --json | tr -d ' \n' | grep -oE "\"$2\"[,:]\"?[0-9]+" | grep -oE '[0-9]+$' |
@@ -229,25 +233,27 @@ port_counter() {
 }
 port_state() { ctl port list | awk -v port="$1" '$1 == port'; }
 port_is_up() { port_state "$1" | grep -qw up; }
-# counters_settle: the books balance; frames on their way get a moment to arrive.
+# counters_settle: waits until the counters add up, because frames in flight need a moment to
+# arrive.
 counters_settle() { wait_until "${1:-5}" ctl stats --check; }
 
-# ping_from NETNS ADDRESS [COUNT]: iputils' ping need not be there, busybox' is.
+# ping_from NETNS ADDRESS [COUNT]: uses the ping of busybox, because iputils may be missing.
 ping_from() { in_netns "$1" busybox ping -c "${3:-3}" -W 1 "$2" 2>&1; }
-# The mean round trip of ping's output, as "0.123 ms".
+# Returns the mean round trip in ping's output, as "0.123 ms".
 ping_mean() { sed -n 's|.*= [0-9.]*/\([0-9.]*\)/.*|\1 ms|p' <<<"$1"; }
-# The receiver's rate of iperf3's text output, as "1.23 Gbits/sec".
+# Returns the receiver's rate in iperf3's text output, as "1.23 Gbits/sec".
 iperf_rate() { awk '/receiver/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /bits\/sec/) r = $i " " $(i + 1) } END { print r }' <<<"$1"; }
 
 # --- demos ---
 
-# A demo that cannot be run ends with 2: 1 says that the switch failed.
+# Ends a demo that cannot be run with status 2. Status 1 means that the switch failed.
 cannot() {
     printf 'error: %s\n' "$*" >&2
     exit 2
 }
 
-# What a demo writes must have room, and sockets must have names of at most 107 characters.
+# Checks that there is room for a demo's results, and that names of sockets have at most 107
+# characters.
 find_room() {
     local tmp=${TMPDIR:-/tmp}
     if [ ${#tmp} -gt 60 ]; then
@@ -266,8 +272,8 @@ has_room() {
     return $status
 }
 
-# results_in NAME: makes $OUT the directory of a demo's results. The usual one is left alone if it is
-# another user's, or if another demo writes there now.
+# results_in NAME: makes $OUT the directory of a demo's results. If the usual directory belongs to
+# another user, or another demo writes there now, it uses another one.
 results_in() {
     find_room
     if [ -n "${OUT:-}" ]; then
@@ -285,17 +291,17 @@ results_in() {
     OUT=$(mktemp -d "$TMPDIR/$1.XXXXXX")
 }
 
-# run_demo NAME: runs it, with its claims in a file and its status in $STATUS: 0 or 1 if there is a
-# story to tell. Whatever an earlier run left is gone first.
+# run_demo NAME: runs a demo. Its claims are in a file, and its status is in $STATUS: 0 or 1 if
+# there are results to report. First removes the files of an earlier run.
 run_demo() {
     rm -f "$OUT/$1"-live.* "$OUT/$1-claims.txt"
     STATUS=0
     "$LAB" run "$1" --mode live --out "$OUT" >"$OUT/$1-claims.txt" 7>&- || STATUS=$?
-    # A signal: the guard of the run has taken everything down.
+    # After a signal, the guard of the run has removed everything.
     [ "$STATUS" -lt 128 ] || exit "$STATUS"
     [ -s "$OUT/$1-live.txt" ] || cannot "the demo could not be run; the lines above say why"
 }
-# end_demo NAME NEXT: what was seen, where the picture is, and what to do next. Exits.
+# end_demo NAME NEXT: prints the results, the place of the picture, and the next step. Exits.
 end_demo() {
     say
     cat "$OUT/$1-live.txt"

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# A VM is flooded from the uplink: what do the others keep? By turns without and with the flood, one load
-# generator playing all VMs and the uplink. Prints frames per second by flow, and what the flood's VM got.
+# Measures how much traffic other VMs keep while one VM is flooded from the uplink. Windows without
+# and with the flood alternate. One load generator plays all VMs and the uplink. Prints frames per
+# second of each flow, and what the flooded VM received.
 #
 #     scripts/live-flood.sh [PROGRAM]         2 CPUs; the worker has CPU 1, the generator CPU 0; 40 s
 #
-# red1 -> red2: 1,518 bytes, class 1. outside2 -> red4: 600 bytes, class 2, with a queue. outside -> red3: 64
-# bytes, as fast as the generator can, into a port with a queue whose deliveries red3's cycles pay.
+# red1 -> red2: 1,518 bytes, class 1. outside2 -> red4: 600 bytes, class 2, with a queue.
+# outside -> red3: 64 bytes, as fast as the generator can, into a port with a queue. red3's cycles pay
+# for the deliveries.
 set -euo pipefail
 program=${1:-${CARGO_TARGET_DIR:-target}/release/penstock-lab}
-# What is measured goes before all else, if we may say so.
+# The measured programs get the highest priority if we may set it.
 first=(nice -n -20)
 "${first[@]}" true 2>/dev/null || first=()
 dir=$(mktemp -d)
@@ -36,7 +38,7 @@ bought() { # cycles class
     port red2 "$(bought 50M 2)"
     port red3 "$(bought 100M 3)" 'queue = { bytes = 65536 }'
     port red4 "$(bought 200M 2)" 'queue = {}'
-    # Sinks never speak: nobody could learn where they are.
+    # Sinks never send, so the switch could not learn their addresses.
     number=0
     for name in outside outside2 red1 red2 red3 red4; do
         number=$((number + 1))

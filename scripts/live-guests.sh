@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# C2QoS Fig. 1 with Linux guests: a victim and a noisy neighbour, each a guest with iperf3, behind a
-# switch core that may spend so little (`worker.capacity`) that it, and not the guests' core, is
-# short. Under C2QoS, then under bps policing.
+# C2QoS Fig. 1 with Linux guests. A victim and a noisy neighbour are guests with iperf3. The switch
+# core may spend so little (`worker.capacity`) that it is the bottleneck, and not the guests' core.
+# The script measures C2QoS first and then bps policing.
 #
-# The victim bought four fifths of 90 % of what both get through in declared traffic (UDP, 512-byte
-# frames), and sends that and 5 % more; the neighbour floods 64-byte frames. The machine's speed
-# changes, so each measurement stands between two calibrations and is judged only when they agree
-# within AGREE per cent; else it is taken again, TRIES times at most. Repeats are told.
+# The victim bought four fifths of 90 % of the rate at which both guests pass declared traffic (UDP,
+# 512-byte frames). It sends that and 5 % more, while the neighbour floods 64-byte frames. The
+# machine's speed changes, so each measurement has a calibration before and after it. It is judged
+# only if the two agree within AGREE per cent. Otherwise it is repeated, at most TRIES times. The
+# script reports repeats.
 #
 #   OUT=FILE    a line of JSON for each measurement; default: none
 # Needs root. 3 to 6 minutes.
@@ -19,7 +20,7 @@ NS=plg$$-net
 SECS=${SECS:-3}
 AGREE=${AGREE:-8}
 TRIES=${TRIES:-5}
-# Of what both guests make the worker spend when nothing limits them.
+# Part of the cycles that both guests make the worker spend without limits.
 CAPACITY_PART=0.35
 # UDP payload of a 512-byte and of a 64-byte frame.
 LARGE=466 SMALL=18
@@ -73,7 +74,7 @@ all_reach() {
     for guest in $GUESTS; do wait_until "${1:-60}" reaches "$guest" || return; done
 }
 
-# sends GUEST PAYLOAD BITS: from now on until `quiet`; BITS 0: as fast as it can.
+# sends GUEST PAYLOAD BITS: sends from now on until `quiet`. With BITS 0 it sends as fast as it can.
 sends() {
     local port=5201
     [ "$1" = victim ] || port=5202
@@ -87,7 +88,7 @@ quiet() {
 }
 
 now_ns() { date +%s%N; }
-# reading NAME...: time, then rx_frames and cycles of each port, in one line.
+# reading NAME...: prints the time, and rx_frames and cycles of each port, in one line.
 reading() {
     local port
     printf '%s' "$(now_ns)"
@@ -96,7 +97,7 @@ reading() {
     done
     printf '\n'
 }
-# window: frames a second of victim and noisy, and cycles a second of all three ports.
+# window: frames per second of victim and noisy, and cycles per second of all three ports.
 window() {
     sleep 1.5
     local before after
@@ -111,8 +112,8 @@ window() {
 calc() { awk "BEGIN { printf \"%.${2:-0}f\", $1 }"; }
 true_that() { awk "BEGIN { exit !($1) }"; }
 
-# A calibration: both flood declared traffic; frames a second of both together in $SPEED, cycles a
-# second in $SPENT.
+# Calibrates: both guests flood declared traffic. $SPEED has the frames per second of both together,
+# and $SPENT the cycles per second.
 calibrate() {
     sends victim $LARGE 0
     sends noisy $LARGE 0
@@ -122,7 +123,7 @@ calibrate() {
     SPEED=$(calc "$victim + $noisy" 1)
 }
 
-# limits POLICY [VICTIM_PPS NOISY_PPS]: what both are held to.
+# limits POLICY [VICTIM_PPS NOISY_PPS]: sets the limits of both guests.
 limits() {
     case $1 in
     c2qos)
@@ -150,8 +151,8 @@ limits() {
     esac
 }
 
-# measure POLICY: one window between two calibrations; false: they do not agree. The victim's part of
-# what it is to keep, in percent, is in $KEPT.
+# measure POLICY: measures one window between two calibrations. Fails if they do not agree. $KEPT is
+# the part, in percent, that the victim kept of the rate due to it.
 measure() {
     local policy=$1 before victim solo spare off bought
     if [ "$policy" = c2qos ]; then limits c2qos; else limits none; fi
@@ -167,7 +168,8 @@ measure() {
     if [ "$policy" = c2qos ]; then limits c2qos; else limits none; fi
     calibrate
     off=$(calc "100 * ($SPEED > $before ? $SPEED / $before : $before / $SPEED) - 100" 1)
-    # Cycles are worth what they are worth at the moment; bits were sold by the calibration before.
+    # The value of cycles changes with the machine's speed. Bits were sold by the calibration
+    # before.
     [ "$policy" = bps ] || bought=$(calc "0.72 * ($before + $SPEED) / 2" 1)
     KEPT=$(calc "100 * $victim / ($solo < $bought ? $solo : $bought)" 1)
     say "     $policy: calibrated $before and $SPEED frames/s ($off % apart), bought $bought," \

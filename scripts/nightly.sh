@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# What `make test` leaves out: the release program, full lengths, other seeds, what takes long or
-# asks the network. Takes hours. Each part that ended is kept by commit, so that a second call goes
-# on where the first stopped. Prints one page and writes it to docs/internals/nightly.md.
+# Runs what `make test` leaves out: the release program, full lengths, other seeds, and parts that
+# take long or need the network. Takes hours. The result of each part that ended is stored by
+# commit, so a second call continues after the last result. Prints one page and writes it to
+# docs/internals/nightly.md.
 #
 #   nightly.sh             all parts that have not ended for this commit
 #   nightly.sh PART...     only these, again
 #   nightly.sh --list      the parts
-#   nightly.sh --page      the page of what has ended, no run
+#   nightly.sh --page      the page of the parts that have ended, without a run
 #
 #   NIGHTLY_SEEDS=1-20     seeds of the figures
 #   FUZZ_SECONDS=600       for each fuzz target
@@ -21,11 +22,12 @@ PAGE=${NIGHTLY_PAGE:-docs/internals/nightly.md}
 export PENSTOCK_BIN=${PENSTOCK_BIN:-${CARGO_TARGET_DIR:-$REPO/target}/release/penstock}
 export CARGO_TERM_COLOR=never
 commit=$(git rev-parse --short=12 HEAD)
-# The page itself is no change of the program.
+# A change of the page is no change of the program.
 [ -z "$(git status --porcelain -- . ":!docs/internals/nightly.md")" ] || commit+=-changed
 KEPT=${PENSTOCK_NIGHTLY:-${CARGO_TARGET_DIR:-$REPO/target}/nightly}/$commit
 
-# Name, and what it is. Each has a function part_NAME; figures are one part each.
+# Name and description of each part. Each has a function part_NAME. Every figure is a part of its
+# own.
 PARTS="build|the release program
 smoke|start, two endpoints, iperf3, reload, stop
 process|the tests of the program as processes, on the release build
@@ -59,7 +61,7 @@ part_properties() {
     say "PROPTEST_RNG_SEED=$seed"
     PROPTEST_RNG_SEED=$seed cargo test --locked --workspace --lib --bins --tests --no-fail-fast
 }
-# Those that other tests call in a process of their own are no tests.
+# Leaves out functions that other tests call in a process of their own, because they are no tests.
 part_ignored() {
     cargo test --locked --workspace --lib --bins --tests --no-fail-fast -- --ignored \
         --skip role_of_ --skip a_fault_outside_of_guests_memory
@@ -69,7 +71,7 @@ part_fuzz() { FUZZ_SECONDS=${FUZZ_SECONDS:-600} scripts/fuzz.sh; }
 part_advisories() { ADVISORIES=1 scripts/checks.sh deny; }
 part_figure() { lab run "$1" --seeds "$SEEDS" --missed docs/internals/figures.md; }
 
-# run_part NAME: its log, and one line that says how it ended.
+# run_part NAME: runs a part with a log, and writes one line about its end.
 run_part() {
     local name=$1 start=$SECONDS status=0 result=ok numbers
     step "$name"
@@ -83,12 +85,12 @@ run_part() {
     numbers=$(numbers "$name")
     [[ $numbers != *skipped* || $numbers == *tests,* ]] || result=skipped
     [ "$status" = 0 ] || result=FAILED
-    # Complete or not there: a call that is interrupted leaves no result.
+    # The result is complete or absent. A call that is interrupted leaves no result.
     printf '%s|%s|%s|%s\n' "$result" "$((SECONDS - start))" "$(date -u +%F)" "$numbers" >"$KEPT/$name.part"
     mv "$KEPT/$name.part" "$KEPT/$name.result"
     say "$name: $result, $((SECONDS - start)) s"
 }
-# What its log counts: tests, skips, claims, and the seed.
+# Returns the counts in a part's log: tests, skips, claims, and the seed.
 numbers() {
     local log=$KEPT/$1.log skips
     skips=$(cat "$log" "$KEPT/$1.skips" 2>/dev/null | grep '^SKIP ' | sort -u)
@@ -135,7 +137,7 @@ case ${1:-} in
 --list) all_parts | tr '|' '\t' | expand -t 24 && exit ;;
 --page) print_page && exit ;;
 "")
-    # First, since it names the figures.
+    # The build comes first, because the built program names the figures.
     [ -e "$KEPT/build.result" ] || run_part build
     for name in $(all_parts | cut -d'|' -f1); do
         [ -e "$KEPT/$name.result" ] || run_part "$name"

@@ -1,9 +1,9 @@
 #!/bin/busybox sh
 # shellcheck shell=dash
-# What the guest of `test-scx.sh` does: six threads that never stop compete for one processor, under
-# the fair class and under ours. With two processors it only has a thread move from one to the
-# other. Lines that begin with "=" are what the test reads; all of it ends
-# by itself, and powers the guest off.
+# Init of the guest of `test-scx.sh`. Six threads that never stop compete for one processor, under
+# the fair class and under our scheduler. With two processors, a thread only moves from one to the
+# other. The test reads the lines that begin with "=". The script ends by itself and powers the
+# guest off.
 export PATH=/bin
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -25,15 +25,15 @@ wait_for() {
 }
 rounds() { grep -c ^round /tmp/contend; }
 reached() { [ "$(rounds)" -ge "$1" ]; }
-# measure NAME: the first round that was wholly so, which is not the one that runs.
+# measure NAME: prints the first round that lies wholly after this call, so not the running round.
 measure() {
     wait_for 60 reached $(($(rounds) + 2))
     echo "= $1 $(tail -n 1 /tmp/contend)"
 }
-# hold NAME: as measure, of the first round of three in which the one with the deadline was never away
-# for longer than 3.6 ms. What the thread sees includes interrupts of the guest's kernel, which QEMU
-# brings by this machine's time: one in some dozens of rounds has one of a millisecond's tenth at the
-# wrong moment. What the scheduler did meanwhile is in its own report, of all rounds.
+# hold NAME: like measure, but repeats up to three rounds until the thread with the deadline was
+# never away for longer than 3.6 ms. The thread also sees interrupts of the guest's kernel, which
+# QEMU delivers by this machine's time. In one of some dozens of rounds, such an interrupt takes a
+# tenth of a millisecond at the wrong moment. The scheduler's own report covers all rounds.
 hold() {
     for _ in 1 2 3; do
         wait_for 60 reached $(($(rounds) + 2))
@@ -43,7 +43,7 @@ hold() {
     done
     echo "= $1 $held"
 }
-# own NAME: the scheduler's report of it.
+# own NAME: prints the scheduler's own report.
 own() {
     penstock-vcpu-scx show >/tmp/show
     rt=$(awk 'NR == 2 { print $1 }' /tmp/show)
@@ -67,8 +67,8 @@ config() {
 start_ours() {
     name=$1
     shift
-    # Not left to the redirection: the child does it when it gets to run, and until then the word
-    # of the one before would be taken for its own.
+    # The file is emptied here, because a redirection empties it only when the child runs. Until
+    # then, the line of the previous scheduler would count as the new one's.
     : >/tmp/ours
     penstock-vcpu-scx run --config /tmp/config "$@" >/tmp/ours 2>&1 &
     ours=$!
@@ -84,8 +84,9 @@ end_ours() {
 
 has_moved() { [ "$(cut -d ' ' -f 39 "/proc/$moved/stat")" = 0 ]; }
 spent() { cut -d ' ' -f 1 "/proc/$1/schedstat"; }
-# A thread that may run anywhere waits among six others on the last processor, until the first one
-# has nothing to do and takes it. Its account comes along: beside one that begins there it has half.
+# A thread that may run anywhere waits among six others on the last processor. When the first
+# processor has nothing to do, it takes the thread. The thread's account moves too, so beside a
+# thread that begins there it has half.
 move() {
     config 3ms 1 1 >/tmp/config
     start_ours loaded
@@ -96,7 +97,8 @@ move() {
     wait_for 60 has_moved && echo "= moved from $cpu"
     taskset 1 sh -c 'while :; do :; done' &
     native=$!
-    # Its own program is there, and not the one that it was forked from.
+    # After this pause, the process executes its own program and not the one from which it was
+    # forked.
     sleep 1
     before="$(spent $moved) $(spent $native)"
     measure beside
@@ -108,7 +110,7 @@ move() {
 }
 
 echo "= ready $(uname -r) state $(state)"
-# In a guest with more, the others are for everybody else.
+# In a guest with several processors, all other threads use the others.
 cpu=$(($(nproc) - 1))
 contend $cpu 5 99 5 >/tmp/contend &
 threads=$!
@@ -132,8 +134,8 @@ own weights
 end_ours -KILL killed
 measure after-kill
 
-# A thread of nice 19 is 3 where these are 10,000 each: by its share alone it would have 30 ms in ten
-# minutes, and the kernel takes out who lets a thread wait for 5 s.
+# A thread of nice 19 has weight 3 where these have 10,000 each. By its share alone it would have 30
+# ms in ten minutes. The kernel removes a scheduler that lets a thread wait for 5 s.
 {
     entry rt 'vcpu_mode = "periodic"' 'deadline = "3ms"' 'vcpu_weight = 100'
     for n in 0 1 2 3 4; do entry hog$n 'vcpu_weight = 100'; done
@@ -149,7 +151,8 @@ kill $light
 end_ours -TERM unloaded-heavy
 
 start_ours loaded-to-stall --stall-after 1
-# By its own word: when this shell gets to run again the kernel may have taken it out.
+# Uses the scheduler's own line, because the kernel may have removed it before this shell runs
+# again.
 echo "= stalling $(grep -o '^running' /tmp/ours)"
 wait_for 30 is_state disabled
 wait "$ours"

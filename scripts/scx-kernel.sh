@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Prints the path of a kernel with sched_ext (CONFIG_SCHED_CLASS_EXT) for `test-scx.sh`: of this
-# machine, else of the cache, else fetched as a file out of Debian's backports. Nothing is
-# installed, and apt's own lists stay as they are.
+# Prints the path of a kernel with sched_ext (CONFIG_SCHED_CLASS_EXT) for `test-scx.sh`. It is a
+# kernel of this machine, or else of the cache, or else a file from Debian's backports. Nothing is
+# installed, and apt's own lists stay unchanged.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-# Tried in this order; the first is what the tests were written with.
+# Series in the order in which they are tried. The tests were written with the first one.
 SERIES="6.18 6.19 7.0"
 KEPT=$CACHE/scx-kernel
 dir=""
@@ -24,7 +24,8 @@ find_kernel() {
     return 1
 }
 
-# The backports of the Debian after this one, through this machine's mirror.
+# Fetches a kernel from the backports of the Debian release after this one, through this machine's
+# mirror.
 fetch_kernel() {
     local mirror series package="" options
     have apt-get && have dpkg-deb || die "no apt-get here: no kernel with sched_ext can be fetched"
@@ -48,7 +49,7 @@ fetch_kernel() {
     say "fetching the files of $package into $KEPT" >&2
     (cd "$dir" && apt-get -q "${options[@]}" download "$package") >&2 || die "$package: no download"
     mkdir -p "$KEPT"
-    # Two files out of a hundred megabytes.
+    # Extracts only two files of a hundred megabytes.
     dpkg-deb --fsys-tarfile "$dir"/*.deb | tar -x -C "$KEPT" --wildcards './boot/vmlinuz-*' \
         './boot/config-*'
 }

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Installs what Penstock needs on a Debian machine and says what and why. Does nothing when all is
-# there; asks nothing. Without root it prints the one command to run and goes on with what is there.
+# Installs what Penstock needs on a Debian machine, and prints each package and its purpose. Does
+# nothing if everything is installed. Asks no questions. Without root it prints the one command to
+# run and continues with the installed programs.
 #
 #   setup.sh build     compiler and linker
-#   setup.sh demo      and what `make demo-guests` uses
-#   setup.sh test      and what `make test` uses          (the default)
+#   setup.sh demo      also what `make demo-guests` uses
+#   setup.sh test      also what `make test` uses         (the default)
 #   setup.sh bench     what `make demo` uses, the switch that `make bench` compares with, and the
 #                      programs of live figures
 set -euo pipefail
@@ -13,10 +14,10 @@ set -euo pipefail
 
 level=${1:-test}
 missing=()
-# Services of packages to install that nobody here asked for.
+# Services of installed packages that Penstock does not use.
 quiet=()
 
-# want LEVEL PACKAGE PROGRAM WHY: a program that must be there from a level on.
+# want LEVEL PACKAGE PROGRAM WHY: requires a program from this level on.
 want() {
     case $level:$1 in
     build:demo | build:test | demo:test) return ;;
@@ -31,7 +32,7 @@ want() {
     say "missing: $2 ($4)"
 }
 
-# The Rust toolchain itself is pinned in rust-toolchain.toml; rustup fetches it by itself.
+# rust-toolchain.toml pins the Rust toolchain, and rustup fetches it by itself.
 find_rust() {
     have cargo && return
     if apt-cache policy rustup 2>/dev/null | grep -q 'Candidate: [0-9]'; then
@@ -40,7 +41,7 @@ find_rust() {
     fi
 }
 
-# Debian starts a package's service as it installs it, unless this file says no (101).
+# Debian starts a package's service during installation, unless this file exits with 101.
 hold_services() {
     [ ${#quiet[@]} -gt 0 ] && [ ! -e /usr/sbin/policy-rc.d ] || return 0
     printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
@@ -48,8 +49,8 @@ hold_services() {
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
 }
 
-# disable_services [SUDO...]: nor at the next boot. Ends one that runs already, which only this
-# script's own installation can have started.
+# disable_services [SUDO...]: keeps the services from starting at the next boot. Ends running ones,
+# which only this script's own installation can have started.
 disable_services() {
     [ ${#quiet[@]} -gt 0 ] && have systemctl || return 0
     "$@" systemctl disable --now "${quiet[@]}" >/dev/null 2>&1 ||
@@ -81,7 +82,7 @@ install() {
 }
 
 want build gcc gcc "links Rust programs"
-# Without the recommended packages gcc comes without these.
+# Without the recommended packages, gcc lacks these files.
 if ! compgen -G "/usr/lib/*/crt1.o" >/dev/null; then
     missing+=(libc6-dev)
     say "missing: libc6-dev (start files for the linker)"
@@ -106,13 +107,14 @@ want test etcd-server etcd "three of them, to test the controller's store with"
 want test systemd-container systemd-nspawn "a container to run the switch under its unit in"
 want test chromium chromium "a browser, to test the controller's page in"
 want test redis-server redis-server "the configuration of a SONiC switch, to test with"
-# Its service is not used and need not run: the benchmark starts an OVS of its own.
+# The package's service is not used and need not run, because the benchmark starts its own OVS.
 want bench openvswitch-switch-dpdk /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk \
     "the switch to compare with"
-# Without it, which it does not depend on, it finds no memory pool and takes no port.
+# Without this package, OVS finds no memory pool and accepts no port, but OVS does not depend on it.
 want bench librte-mempool-ring23 \
     "/usr/lib/$(uname -m)-linux-gnu/dpdk/pmds-23.0/librte_mempool_ring.so.23" "memory of that switch"
-# Neither are the services of these: live figures start programs of their own in namespaces.
+# The services of these packages are not used either. Live figures start their own programs in
+# namespaces.
 want bench qperf qperf "measures latency in live figures"
 want bench wrk wrk "puts web servers under pressure in live figures"
 want bench nginx-light nginx "a web server of live figures"
@@ -135,7 +137,7 @@ if ! have cargo; then
     exit 1
 fi
 if [ "$level" != build ] && have qemu-system-x86_64 && [ "$(uname -m)" = x86_64 ]; then
-    # Fetches a kernel if need be, packs the file system; a cache answers the second time.
+    # Fetches a kernel if needed and packs the file system. The cache serves later calls.
     "$REPO/scripts/guest-image.sh" >/dev/null || warn "no guest image: guests are left out"
 fi
 case $level:$(uname -m) in

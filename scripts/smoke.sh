@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The release program as a user meets it, in ten seconds: it starts, two endpoints pass frames
-# (ping, iperf3), it reloads its file meanwhile, and it stops. Needs root for the namespaces. Its file
-# may have at most 16 MB once debugging information is off.
+# Tests the release program as a user meets it, in ten seconds. The program starts, two endpoints
+# pass frames (ping, iperf3), it reloads its file meanwhile, and it stops. The program may have at
+# most 16 MB without debugging information. Needs root for the namespaces.
 #
 #   smoke.sh    PENSTOCK_BIN, or target/release/penstock
 set -uo pipefail
@@ -18,7 +18,7 @@ cleanup() {
     if [ -n "${KEEP:-}" ]; then say "logs: $WORK"; else rm -rf "$WORK"; fi
 }
 
-# write_config PORT...: of one tenant, each with a socket that the switch makes.
+# write_config PORT...: writes a file with one tenant. Each port has a socket that the switch makes.
 write_config() {
     local port
     switch_config smoke
@@ -56,7 +56,7 @@ passes_while_it_reloads() {
     [ -n "$(iperf_rate "$(cat "$WORK/client.log")")" ]
 }
 moves() { [ "$(port_counter ep1 rx_frames)" -gt 1000 ]; }
-# What the loader maps, so the same whether debugging information is there or not.
+# Counts what the loader maps, so debugging information makes no difference.
 small() {
     local bytes
     bytes=$(size -A "$BIN" | awk '$3 > 0 && $1 !~ /bss/ { n += $2 } END { print n + 0 }')

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Two Linux guests and two endpoints on one running switch, one of each over a socket the switch
-# listens on (server mode) and one over a socket it connects to (client mode). The guests have two
-# queue pairs each, one with split rings and one with packed ones. Ping, iperf3 both ways, TSO
-# frames passed whole, and what must not disturb the others: a guest killed, the switch restarted,
-# a port deleted and added. Prints PASS, FAIL and SKIP lines. Needs root. 3 to 5 minutes.
+# Tests two Linux guests and two endpoints on one running switch. One guest and one endpoint use a
+# socket on which the switch listens (server mode). The others use a socket to which it connects
+# (client mode). Each guest has two queue pairs, one guest with split rings and one with packed
+# rings. The script tests ping, iperf3 both ways, and TSO frames that must stay whole. It also kills
+# a guest, restarts the switch, and deletes and adds a port, which must not disturb the others.
+# Prints PASS, FAIL and SKIP lines. Needs root. Takes 3 to 5 minutes.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -52,7 +53,7 @@ start_endpoints() {
     done
 }
 
-# What guest.sh asks of a QEMU of some version.
+# Returns the option that guest.sh uses with a QEMU of some version.
 asks_for() {
     printf '#!/bin/sh\necho "QEMU emulator version %s"\n' "$2" >"$WORK/qemu"
     chmod +x "$WORK/qemu"
@@ -71,7 +72,7 @@ start_guest() {
     esac && "$GUEST" wait-ready "$1" 90
 }
 
-# run NAME command...: in a guest or in an endpoint's namespace.
+# run NAME command...: runs the command in a guest or in an endpoint's namespace.
 run() {
     local name=$1
     shift
@@ -81,9 +82,9 @@ run() {
     esac
 }
 pings() { run "$1" busybox ping -c "${3:-3}" -W 2 "$2" >>"$WORK/ping.log" 2>&1; }
-# Within so many seconds a ping gets through.
+# pings_within SECONDS FROM ADDRESS: true if a ping gets through within that time.
 pings_within() { wait_until "$1" pings "$2" "$3" 1; }
-# iperf FROM ADDRESS [options]: the receiver's rate is in $RATE.
+# iperf FROM ADDRESS [options]: sets $RATE to the receiver's rate.
 iperf() {
     local from=$1 address=$2 out
     shift 2
@@ -102,8 +103,8 @@ all_ping() {
     check "$1: guest 1 reaches guest 2" pings_within 30 vm1 10.0.0.22
 }
 
-# undisturbed WHAT command...: runs the command while endpoint 1 pings guest 1 five times a second;
-# not one may be lost.
+# undisturbed WHAT command...: runs the command while endpoint 1 pings guest 1 five times a second.
+# No ping may be lost.
 undisturbed() {
     local what=$1 pid lost
     shift
@@ -111,7 +112,7 @@ undisturbed() {
     pid=$!
     "$@"
     sleep 1
-    # ping prints its count on SIGINT; the function's shell is $pid, ping is below it.
+    # ping prints its count on SIGINT. $pid is the function's shell, and ping is its child.
     pkill -INT -P "$pid" 2>/dev/null
     wait_until 5 gone "$pid"
     lost=$(sed -n 's/.* \([0-9]*\)% packet loss.*/\1/p' "$WORK/undisturbed.log")
@@ -119,7 +120,7 @@ undisturbed() {
     check "$what: no ping lost between endpoint 1 and guest 1" [ "${lost:-100}" = 0 ]
 }
 
-# The mean frame between two readings of a port's counters shows whether segments stay whole.
+# Checks whether segments stay whole, by the mean frame between two readings of a port's counters.
 tso_passes() {
     local from=$1 to=$2 address=$3 frames bytes tso out_tso
     frames=$(port_counter "$from" rx_frames) bytes=$(port_counter "$from" rx_bytes)

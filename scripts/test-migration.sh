@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A Linux guest moves from one QEMU to another, from one socket of the switch to another, while
-# iperf3 runs and two checked streams of numbers flow, one each way. Every byte must arrive, the
-# switch must follow the guest's address to its new port, and the guest must come back the same
-# way. Prints the downtime as QEMU measures it and the longest silence that a ping every 20 ms saw.
-# Prints PASS, FAIL and SKIP lines. Needs root. About a minute.
+# Moves a Linux guest from one QEMU to another, and from one socket of the switch to another.
+# Meanwhile iperf3 runs, and a checked stream of numbers flows each way. Every byte must arrive, the
+# switch must follow the guest's address to its new port, and the guest must come back the same way.
+# Prints the downtime as QEMU measures it, and the longest silence of a ping every 20 ms. Prints
+# PASS, FAIL and SKIP lines. Needs root. Takes about a minute.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -24,7 +24,8 @@ cleanup() {
     if [ -n "${KEEP:-}" ]; then say "logs: $WORK"; else rm -rf "$WORK"; fi
 }
 
-# Neither port of the guest is bound to its address: it is learned where the guest is.
+# Neither port of the guest is bound to its address, so the switch learns the address where the
+# guest is.
 write_config() {
     switch_config test-migration
     printf '\n[[tenant]]\nname = "blue"\n'
@@ -49,12 +50,12 @@ outside() { in_netns "$TAG-ep" "$@"; }
 pings() { outside busybox ping -c 1 -W 2 "$ADDRESS"; }
 knows() { ctl fdb list | awk -v mac="$MAC" '$0 ~ mac' | grep -qw "$1"; }
 
-# Streams of numbers, one a line: whichever byte is lost, doubled or changed, the sum differs.
-# They go on until their sources are ended; the far end keeps count and sum of what it got.
-# A sink's own input stays open: nc would hang up at its end.
+# Starts streams of numbers, one number per line. If any byte is lost, doubled or changed, the sum
+# differs. A stream continues until its source is ended. The far end has the count and the sum of
+# the received bytes. The input of a sink stays open, because nc would hang up at its end.
 start_streams() {
     SINK=$WORK/sink-$RANDOM
-    # To the guest.
+    # This stream goes to the guest.
     quietly inside 'cd /tmp; rm -f in.*; mkfifo in.pipe' || return
     quietly inside '(sha256sum </tmp/in.pipe >/tmp/in.sum; : >/tmp/in.done) 2>/dev/null &' || return
     quietly inside \
@@ -62,7 +63,7 @@ start_streams() {
     wait_until 10 inside 'netstat -ltn | grep -q :7000' || return
     spawn_in "$TAG-ep" "$WORK/streams.log" sh -c "seq 1 $LAST | busybox nc $ADDRESS 7000"
     TO_GUEST=$SPAWNED
-    # From the guest.
+    # This stream comes from the guest.
     mkfifo "$SINK.pipe" "$SINK.open"
     spawn "$SINK.sum" sha256sum "$SINK.pipe"
     FROM_SUM=$SPAWNED
@@ -74,15 +75,15 @@ start_streams() {
 }
 quietly() { "$@" >/dev/null; }
 listens() { outside ss -ltn "sport = :$1" | grep -q LISTEN; }
-# The sum of the first so many bytes of the numbers.
+# Returns the sum of the first so many bytes of the numbers.
 sum_of() { seq 1 $LAST 2>/dev/null | head -c "$1" | sha256sum | cut -d' ' -f1; }
 
 check_streams() {
     local count sum
     check "both streams still flow" streams_flow
-    # Enough to be worth a sum, however long that takes.
+    # Waits until there are enough bytes for a sum, however long that takes.
     wait_until 30 enough_flowed
-    # The sources end, the sinks see the end of the stream.
+    # The sources end, so the sinks see the end of the stream.
     pkill -P "$TO_GUEST" -x seq
     quietly inside 'killall seq'
     wait_until 30 gone "$FROM_GUEST"
@@ -95,14 +96,14 @@ check_streams() {
     say "     to the guest: ${count:-0} bytes"
     check "no wrong byte to the guest" [ "${count:-0}" -gt 200000 -a "$sum" = "$(sum_of "${count:-0}")" ]
 }
-# What both sinks have read; the guest's is asked once ours has enough.
+# Whether both sinks have read enough. The guest's sink is asked only when ours has enough.
 enough_flowed() {
     [ "$(sed -n 's/^rchar: //p' "/proc/$FROM_SUM/io")" -gt 300000 ] &&
         inside '[ "$(sed -n "s/^rchar: //p" /proc/$(pidof sha256sum)/io)" -gt 300000 ]'
 }
 streams_flow() { ! gone "$TO_GUEST" && ! gone "$FROM_GUEST" && quietly inside 'pidof seq'; }
 
-# move FROM TO PORT: the guest moves from one QEMU to the other while everything runs.
+# move FROM TO PORT: moves the guest from one QEMU to the other while everything runs.
 move() {
     local from=$1 to=$2 port=$3 frames silence seconds
     HERE=$from
@@ -136,13 +137,14 @@ move() {
     check "$to: counters add up" counters_settle
 }
 not() { ! "$@"; }
-# sends_after LINES LOG: iperf3 has sent bytes in a second that began after so many lines of rates.
+# sends_after LINES LOG: whether iperf3 has sent bytes in a second after this many lines of rates.
 sends_after() {
     awk -v after="$(($1 + 1))" '/bits\/sec/ { n += 1; if (n > after && $5 > 0) sent = 1 } END { exit !sent }' "$2"
 }
-# The sender's rate of iperf3's text output: it is interrupted, so the receiver's is missing.
+# Returns the sender's rate in iperf3's text output. iperf3 is interrupted, so the receiver's rate
+# is missing.
 sent_rate() { sed -n 's/.* \([0-9.]* [KMG]*bits\/sec\).*sender.*/\1/p' "$1"; }
-# Answers missing in a row, times the 20 ms between two of them.
+# Returns the longest run of missing answers, times the 20 ms between two of them.
 longest_silence() {
     sed -n 's/.*seq=\([0-9]*\) .*/\1/p' "$1" | sort -n |
         awk 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } END { print 20 * most }'

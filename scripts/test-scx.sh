@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# The double run queue as a kernel's scheduler (crates/vcpu-scx), in a guest whose kernel has
-# sched_ext: deadlines beside the fair class, shares by weight, a thread that moves to another
-# processor, and that the kernel goes on with the fair class when the scheduler is unloaded, killed
-# or stalls. Prints PASS, FAIL and SKIP lines.
-# Needs no root, but clang and libelf to build and a kernel that `scx-kernel.sh` finds or fetches.
+# Tests the double run queue as a kernel's scheduler (crates/vcpu-scx), in a guest with sched_ext in
+# its kernel. The test covers deadlines beside the fair class, shares by weight, and a thread that
+# moves to another processor. The kernel must continue with the fair class when the scheduler is
+# unloaded, is killed or stalls. Prints PASS, FAIL and SKIP lines.
+# Needs no root, but clang and libelf for the build, and a kernel that `scx-kernel.sh` finds or
+# fetches.
 #
-# The guest counts instructions for time (QEMU's -icount: one is 4 ns), so what it measures does
-# not depend on how loaded this machine is. Its processors run in turn, so times are judged in one
-# that has one, and a second guest with two says only what threads get that move. Two minutes.
+# The guest counts instructions as time (QEMU's -icount: one instruction is 4 ns), so its
+# measurements do not depend on the load of this machine. Its processors run in turn, so a guest
+# with one processor judges times. A second guest with two processors only shows the shares of
+# threads that move. Takes two minutes.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -26,7 +28,7 @@ build() {
     cargo build --locked -p penstock-vcpu-scx --features bpf --bins --example contend
 }
 
-# The guest's file system: busybox, our two programs and their libraries.
+# Packs the guest's file system: busybox, our two programs and their libraries.
 pack() {
     local root=$WORK/root program lib applet busybox
     busybox=$(command -v busybox)
@@ -58,27 +60,29 @@ boot() {
     wait_until "$LIMIT" gone "$QEMU"
 }
 
-# said NAME: what the guest said under that name.
+# said NAME: what the guest printed under this name.
 said() { tr -d '\r' <"$WORK/console.log" | sed -n "s/^[^A-Za-z]*= $1 //p" | tail -1; }
-# value NAME KEY [N]: a number in it, N words after KEY.
+# value NAME KEY [N]: a number in that text, N words after KEY.
 value() {
     said "$1" | awk -v key="$2" -v n="${3:-1}" \
         '{ for (i = 1; i <= NF; i++) if ($i == key) { print $(i + n); exit } }'
 }
-# holds EXPRESSION: of awk; a number that is missing makes it false.
+# holds EXPRESSION: evaluates an awk expression. A missing number makes it false.
 holds() { awk "BEGIN { exit !($1) }" 2>/dev/null; }
 ends_with() { [[ $(said "$1") == *"$2" ]]; }
 says() { [[ $(said "$1") == *"$2"* ]]; }
-# share NAME N BETWEEN AND: of the Nth thread, in percent; the one with the deadline is the first.
+# share NAME N BETWEEN AND: checks the share of the Nth thread in percent. The first thread has the
+# deadline.
 share() { holds "$(value "$1" shares_pct "$2") >= $3 && $(value "$1" shares_pct "$2") <= $4"; }
 none_missed() {
     holds "$(said "$1-own" | awk '{ print $5 }') > 500 && $(said "$1-own" | awk '{ print $6 }') == 0"
 }
-# Percent that a thread which moved had of what it and one that began there had together.
+# Returns the share, in percent, of a thread that moved, in the time of that thread and one that
+# began there.
 moved_share() {
     said spent | awk '{ m = $3 - $1; n = $4 - $2; if (m + n > 0) print 100 * m / (m + n) }'
 }
-# What the fair class does with them: long away, and all alike.
+# Whether the threads are as in the fair class: away for long, and all alike.
 is_fair() { holds "$(value "$1" away_p99_ms) > 6" && share "$1" 1 15.7 17.7; }
 
 judge() {
@@ -92,7 +96,7 @@ judge() {
     check "a deadline that does not fit is refused, with one that would" says refused "deadline of"
     check "the fair class keeps a busy thread waiting" is_fair fair
     check "loaded: the kernel's scheduler is ours" ends_with loaded "state enabled"
-    # D + one slice, and 0.1 ms for what the guest's kernel takes to switch.
+    # The limit is D + one slice, and 0.1 ms for the switches of the guest's kernel.
     check "D = 3 ms is held: never away for longer than 3.6 ms" \
         holds "$(value deadline away_max_ms) > 0 && $(value deadline away_max_ms) <= 3.6"
     check "the fair class is away three times as long at the 99th percentile" \

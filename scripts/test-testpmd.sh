@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# DPDK's own virtio driver against the switch: dpdk-testpmd with two virtio-user devices, over
-# combinations of split and packed rings, mergeable buffers, in-order, 1 and 2 queue pairs, rings of
-# 256 and 1024: six that have every pair of settings, or all 32. In each it passes frames round in io mode for SECONDS (default 10), stops and starts
-# its ports, and sends flows in flowgen mode for as long. Each second both directions must have moved,
-# what testpmd counts must be what the switch counts, and the switch's counters must add up. One
-# socket is the switch's, the other testpmd's. Needs no root.
+# Tests DPDK's own virtio driver with the switch: dpdk-testpmd with two virtio-user devices.
+# Combinations differ in split and packed rings, mergeable buffers, in-order, 1 and 2 queue pairs,
+# and rings of 256 and 1024. The script runs six combinations that have every pair of settings, or
+# all 32. In each, testpmd passes frames in a circle in io mode for SECONDS (default 10), stops and
+# starts its ports, and sends flows in flowgen mode for as long. In each second, frames must have
+# moved in both directions. testpmd and the switch must have the same counts, and the switch's
+# counters must add up. One socket is the switch's, the other testpmd's. Needs no root.
 #
-#   test-testpmd.sh [SECONDS [CELL]]     CELL: of all combinations those whose name has this in it;
-#                                        "pairs" are the six, without CELL all
+#   test-testpmd.sh [SECONDS [CELL]]     CELL: runs the combinations that have it in their names;
+#                                        "pairs" runs the six; without CELL, all run
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -15,7 +16,7 @@ set -uo pipefail
 SECS=${1:-10}
 ONLY=${2:-}
 MACS=(52:54:00:00:03:00 52:54:00:00:03:01)
-# What testpmd's flowgen sends to, from either port; nobody has this address.
+# Address to which testpmd's flowgen sends from either port. No device has this address.
 FLOWS_TO=00:01:02:03:04:01
 
 cleanup() {
@@ -34,23 +35,23 @@ write_config() {
         if [ $port = 0 ]; then mode=server; else mode=client; fi
         printf '\n[[port]]\nname = "p%s"\ntenant = "blue"\nvhost-user.queues = 2\n' $port
         printf 'vhost-user.mode = "%s"\nvhost-user.socket = "%s"\n' $mode "$WORK/p$port.sock"
-        # io mode goes by learned addresses, flowgen by these.
+        # io mode uses learned addresses, and flowgen uses these.
         printf '\n[[rule]]\nname = "flows-of-p%s"\nport = "p%s"\n' $port $port
         printf 'match = { dst_mac = "%s" }\nactions = ["output:p%s"]\n' $FLOWS_TO $((1 - port))
     done
 }
 
-# Without hugepages DPDK takes its memory from a memfd, which a switch can map just as well.
+# Without hugepages DPDK uses memory from a memfd, which a switch can map as well.
 start_testpmd() {
     local core args
     core=$(others_cores)
     core=${core%%-*}
     args=queues=$QUEUES,queue_size=$SIZE,packed_vq=$PACKED,mrg_rxbuf=$MRG,in_order=$ORDER
-    # Of a testpmd that was killed; the next one would not listen on it.
+    # This socket may be left over from a killed testpmd. The next one would not listen on it.
     rm -f "$WORK/p1.sock"
     rm -f "$WORK/in" && mkfifo "$WORK/in" && exec 7<>"$WORK/in"
     PMD_LOG=$WORK/$CELL.log
-    # A line at a time, so that what it says can be waited for.
+    # The output is flushed after each line, so that the script can wait for it.
     stdbuf -oL dpdk-testpmd --lcores "0@$core,1@$core" --no-huge -m 256 --no-pci \
         --no-telemetry --no-shconf \
         --vdev "net_virtio_user0,path=$WORK/p0.sock,$args,mac=${MACS[0]}" \
@@ -68,7 +69,7 @@ pmd() { echo "$*" >&7; }
 done_with() { gone "$TESTPMD" || [ "$(grep -c '^Done' "$PMD_LOG")" -ge "$1" ]; }
 stopped() { gone "$TESTPMD" || [ "$(grep -c 'Accumulated forward statistics' "$PMD_LOG")" -ge "$1" ]; }
 
-# Both ports are up with the rings and features that this cell asks for, and no others.
+# Whether both ports are up with the rings and features of this cell, and no others.
 attached() {
     local port shown
     for port in p0 p1; do
@@ -87,7 +88,7 @@ moved_on() {
     [ "$A" -gt "$last_a" ] && [ "$B" -gt "$last_b" ]
 }
 counters() { A=$(port_counter p0 "$1") B=$(port_counter p1 "$1"); }
-# Every second both directions have moved on; the rate of both is in $RATE.
+# Checks that frames moved in both directions in every second. $RATE has the rate of both.
 no_stall() {
     local second first last_a last_b
     counters rx_frames
@@ -110,8 +111,8 @@ pmd_stat() {
     awk -v port="$1" -v name="$2:" '/NIC statistics for port/ { at = $6 }
         at == port { for (i = 1; i < NF; i++) if ($i == name) n = $(i + 1) } END { print n + 0 }' "$PMD_LOG"
 }
-# All that testpmd says it sent has been received, and all that was delivered it has received, but
-# for what was still in its rings when it stopped reading, twice.
+# Checks that the switch received all frames that testpmd sent, and that testpmd received all
+# delivered frames. Frames that were in its rings when it stopped reading, twice, do not count.
 same_counts() {
     local port sent got rx tx
     for port in 0 1; do
@@ -127,7 +128,7 @@ same_counts() {
 }
 reported() { gone "$TESTPMD" || [ "$(grep -c 'NIC statistics for port 1' "$PMD_LOG")" -ge 1 ]; }
 
-# One combination; says what went wrong.
+# Runs one combination and prints what went wrong.
 run_cell() {
     local io flows
     counters rx_frames && RX0=("$A" "$B")
@@ -169,7 +170,7 @@ PAIRS="0 0 0 1 256
 1 0 0 2 1024
 0 1 0 2 256
 0 0 1 1 1024"
-# covers_pairs: whether it is so.
+# covers_pairs: whether PAIRS has this property.
 covers_pairs() {
     awk '{ for (a = 1; a < 5; a++) for (b = a + 1; b <= 5; b++) seen[a, b, $a, $b] = 1 }
         END { for (i in seen) n++; exit n != 40 }' <<<"$PAIRS"

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# The units of packaging/: nothing in them is misspelt (systemd-analyze verify), and what they leave
-# open stays within a limit (systemd-analyze security, offline: no service manager is asked). Also
-# with the drop-ins. Needs neither root nor systemd as PID 1, only its program systemd-analyze.
-# As root and with systemd-nspawn it then boots systemd in a container, and has the switch run there
-# under its unit: unit-acts.sh. The container has the machine's /usr, read-only, and nothing else.
+# Checks the units of packaging/. They must have no misspelt key (systemd-analyze verify), and their
+# exposure must stay within a limit (systemd-analyze security). The checks are offline and also
+# cover the drop-ins. They need neither root nor systemd as PID 1, only the program systemd-analyze.
+# As root and with systemd-nspawn, the script then boots systemd in a container and runs the switch
+# there under its unit (unit-acts.sh). The container has the machine's /usr, read-only, and nothing
+# else.
 #
 #   test-units.sh
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-# Tenths of what `systemd-analyze security` calls exposure, 0 to 100: of each unit, and of the
-# switch with all its drop-ins.
+# Limits of the exposure that `systemd-analyze security` computes, in tenths (0 to 100): for each
+# unit, and for the switch with all its drop-ins.
 EXPOSURE_MAX=25
 WIDENED_MAX=32
 
@@ -19,7 +20,7 @@ WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-units.XXXXXX")
 trap 'if [ -n "${KEEP:-}" ]; then say "logs: $WORK"; else rm -rf "$WORK"; fi' EXIT
 units=$WORK/etc/systemd/system
 
-# `verify` wants what a unit starts to be there, and the units that they name.
+# `verify` requires the programs that a unit starts, and the units that it names.
 make_root() {
     local unit
     mkdir -p "$units" "$WORK/usr/bin" "$WORK/usr/lib/systemd/system"
@@ -27,14 +28,14 @@ make_root() {
     chmod 755 "$WORK/usr/bin/penstock"
     cp "$REPO"/packaging/*.{service,socket} "$units/"
     for unit in "$REPO"/packaging/*.service; do
-        # The manual's pages are in the package, not in this root.
+        # The manual's pages are in the package and not in this root.
         sed -i '/^Documentation=/d' "$units/$(basename "$unit")"
     done
     cp -L /usr/lib/systemd/system/*.target /usr/lib/systemd/system/*.slice \
         /usr/lib/systemd/system/*.mount "$WORK/usr/lib/systemd/system/" 2>/dev/null
 }
 
-# What it prints counts as much as its status: a key that it does not know is only told.
+# The output counts as much as the status, because an unknown key only causes a message.
 verified() {
     local said
     said=$(systemd-analyze verify --root="$WORK" --man=no "$@" 2>&1) && [ -z "$said" ] && return
@@ -42,7 +43,7 @@ verified() {
     return 1
 }
 
-# exposed LIMIT FILE: no more than LIMIT tenths.
+# exposed LIMIT FILE: whether the exposure is at most LIMIT tenths.
 exposed() {
     local said
     said=$(systemd-analyze security --offline=true --no-pager --threshold="$1" "$2" 2>&1)
@@ -55,14 +56,14 @@ exposed() {
     esac
 }
 
-# A limit that is never exceeded would check nothing, nor would an eye for keys that sees all as known.
+# These checks show that the limit can be exceeded and that a misspelt key is found.
 limit_is_kept() { ! exposed 1 "$1" >/dev/null; }
 misspelling_is_seen() {
     sed 's/^ProtectHome=/ProtectHomes=/' "$units/penstock.service" >"$units/misspelt.service"
     ! verified "$units/misspelt.service" >/dev/null
 }
 
-# The lines of the script in the container are counted as this script's own.
+# Counts the lines of the script in the container as this script's own.
 run_container() {
     local log=$WORK/acts.log
     "$REPO/scripts/under-unit.sh" unit-acts.sh 2>&1 | tee "$log"
@@ -92,7 +93,8 @@ check "a key that is misspelt would be seen" misspelling_is_seen
 mkdir -p "$units/penstock.service.d"
 cp "$REPO"/packaging/penstock-*.conf "$units/penstock.service.d/"
 check "the drop-ins: every key is known" verified "$units/penstock.service"
-# `security` reads no drop-in of a file: later lines of the same section are the same to it.
+# `security` does not read the drop-ins of a file. Later lines of the same section have the same
+# effect.
 cat "$REPO/packaging/penstock.service" <(printf '[Service]\n') "$REPO"/packaging/penstock-*.conf \
     >"$WORK/penstock-widened.service"
 check "the switch with all drop-ins: exposure at most $WIDENED_MAX tenths" \

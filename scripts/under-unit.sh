@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Runs a script of this folder as root in a container whose PID 1 is systemd, so that the switch of
-# that script can run under packaging/penstock.service, as its own user: see `start_switch` in lib.sh.
-# The container has the machine's /usr, this tree and the cache, all read-only, a network of its
-# own, and nothing else. Whatever ends this script ends the container, and nothing of it remains.
-# Needs root and systemd-nspawn; the machine itself may run without systemd.
+# Runs a script of this folder as root in a container with systemd as PID 1. The switch of that
+# script can then run under packaging/penstock.service as its own user: see `start_switch` in
+# lib.sh. The container has the machine's /usr, this tree and the cache, all read-only, its own
+# network, and nothing else. The container ends with this script, for any reason, and leaves nothing
+# behind. Needs root and systemd-nspawn. The machine itself may run without systemd.
 #
-#   under-unit.sh SCRIPT     its output, its status; 77 where no container can be made
+#   under-unit.sh SCRIPT     has the script's output and status; 77 if no container can be made
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-# Longer than the longest lane on a slow machine without KVM.
+# This is longer than the longest lane on a slow machine without KVM.
 SECONDS_MAX=1200
-# What may be set for a lane.
+# Variables that a caller may set for a lane.
 SETTINGS="SECONDS_EACH KEEP PENSTOCK_QEMU PENSTOCK_ACCEL PENSTOCK_PATIENCE"
 
-# A root for the container: an /etc with the machine's users, and the units with another program.
+# Makes a root for the container: an /etc with the machine's users, and the units with another
+# program.
 make_container() {
     local file
     umask 022
@@ -36,7 +37,7 @@ make_container() {
     done
     cp "$REPO"/packaging/*.socket "$BOOT/etc/systemd/system/"
     ln -s /usr/lib/systemd/system/multi-user.target "$BOOT/etc/systemd/system/default.target"
-    # Nothing of this machine's own services.
+    # The machine's own services do not run.
     for file in getty@tty1 console-getty systemd-logind systemd-networkd systemd-resolved; do
         ln -s /dev/null "$BOOT/etc/systemd/system/$file.service"
     done
@@ -58,8 +59,8 @@ UNIT
     ln -s ../script.service "$BOOT/etc/systemd/system/multi-user.target.wants/script.service"
 }
 
-# systemd-nspawn makes its cgroups below the one that it is in, always by the same names. In one of
-# its own it meets no other container, and all that ever ran in it can be found.
+# systemd-nspawn makes its cgroups below its own cgroup, always with the same names. In a separate
+# cgroup it does not conflict with other containers, and all its processes can be found.
 make_cgroups() {
     local id kind path top
     while IFS=: read -r id kind path; do
@@ -73,10 +74,10 @@ make_cgroups() {
     done </proc/self/cgroup
 }
 # shellcheck disable=SC2317 # wait_until calls it
-# Fails when nothing is left to kill.
+# Fails if no process is left to kill.
 kill_all() {
     local all dir
-    # 0 is what it does not see, and would be this group.
+    # 0 stands for processes that are not visible here. `kill` would read it as this process group.
     all=$(for dir in "${CGROUPS[@]}"; do find "$dir" -name cgroup.procs -exec cat {} +; done |
         grep -vx 0)
     # shellcheck disable=SC2086 # one number a word
@@ -92,7 +93,7 @@ end_container() {
     if [ -n "${KEEP:-}" ]; then say "logs: $OUT"; else rm -rf "$WORK"; fi
 }
 
-# nspawn ARGUMENT...: until what runs in the container has ended by itself.
+# nspawn ARGUMENT...: runs until the programs in the container have ended by themselves.
 nspawn() {
     local dir binds=()
     [ ! -e /dev/kvm ] || binds+=(--bind=/dev/kvm)
@@ -121,7 +122,7 @@ mkdir -p "$CACHE"
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-unit.XXXXXX")
 BOOT=$WORK/boot OUT=$WORK/out CGROUPS=()
 make_cgroups
-# It sees the end of this script, of whichever kind, as the end of its input.
+# The end of this script, for any reason, is the end of this subshell's input.
 exec {ALIVE}> >(trap '' INT TERM HUP; cat; end_container)
 JANITOR=$!
 trap 'exec {ALIVE}>&-; wait "$JANITOR"' EXIT
@@ -129,14 +130,14 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 [ "${#CGROUPS[@]}" != 0 ] || cannot "$1" "no cgroup of its own here"
-# What a guest needs is made and found outside, as the cache is read-only inside.
+# Files for guests are made and found outside, because the cache is read-only inside.
 if [[ $1 == test-* ]] && have qemu-system-x86_64 && "$REPO/scripts/guest-image.sh" >/dev/null; then
     # shellcheck disable=SC2034 # one of SETTINGS
     PENSTOCK_ACCEL=$(PENSTOCK_GUESTS=$WORK/guests "$REPO/scripts/guest.sh" accel)
 fi
 make_container "$1"
 
-# Where this machine lets nobody make a container at all, nothing can be shown in one.
+# If this machine permits no container at all, the script cannot test anything.
 nspawn --as-pid2 /usr/bin/true </dev/null {ALIVE}>&- &
 if ! wait $!; then
     tail -n 5 "$OUT/boot.log"
@@ -154,7 +155,7 @@ verdict=$(grep -E ': [0-9]+ passed, [0-9]+ failed' "$OUT/script.log" | tail -1)
 [ "$status" = 0 ] && [ -n "$verdict" ] && exit
 tail -n 40 "$OUT"/{endpoint,penstock}.log 2>/dev/null
 if [[ $verdict != *" passed, "[1-9]* ]]; then
-    # It came to no end of its own, whatever the container's status says.
+    # The script in the container did not end by itself, whatever the container's status says.
     tail -n 20 "$OUT/boot.log"
     fail "$1 in a container: status $status"
 fi

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What test-units.sh has under-unit.sh run in a container: the switch under its unit, as its own user.
-# Prints PASS, FAIL and SKIP lines. Run anywhere else it would install units: it looks for its marker.
+# Tests the switch under its unit, as its own user. test-units.sh makes under-unit.sh run this
+# script in a container. Prints PASS, FAIL and SKIP lines. Elsewhere the script would install units,
+# so it requires a marker file.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -9,21 +10,21 @@ set -uo pipefail
 BIN=/opt/penstock
 SOCKET=/run/penstock/host.sock
 CONFIG=/etc/penstock/host.toml
-# NET_ADMIN, NET_RAW and BPF, as /proc writes them.
+# NET_ADMIN, NET_RAW and BPF in the notation of /proc.
 CAPABILITIES=0000008000003000
 
 main_pid() { systemctl show -p MainPID --value penstock; }
-# status_of TASK KEY: a line of /proc/TASK/status.
+# status_of TASK KEY: returns a line of /proc/TASK/status.
 status_of() { awk -v key="$2:" '$1 == key { print $2 }' "/proc/$1/status"; }
 status_is() { [ "$(status_of "$1" "$2")" = "$3" ] || { say "$2: $(status_of "$1" "$2")"; false; }; }
-# threads_named NAME: its threads, one a line.
+# threads_named NAME: returns the threads with this name, one per line.
 threads_named() {
     local task
     for task in "/proc/$(main_pid)/task"/*; do
         case $(cat "$task/comm") in $1) basename "$task" ;; esac
     done
 }
-# confined NAME: there are such threads, each without a capability and with a filter of its own
+# confined NAME: whether there are such threads, each without a capability and with its own filter
 # beyond the unit's.
 confined() {
     local task filters all=0
@@ -107,7 +108,7 @@ check "  its peers come back" wait_until 15 port_is_up vm1
 check "  and ping" pings acts1 10.7.0.2
 
 step "the helper"
-# After the switch's start: namespaces come and go.
+# The namespace is made after the switch's start, because namespaces come and go.
 ip netns add acts3
 tap3() { ctl port add tap3 tap.interface=ptap3 tap.netns="$1" tenant=green vlan=7; }
 vm3() {

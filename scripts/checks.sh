@@ -19,7 +19,7 @@ lane_fmt() { cargo fmt --all --check; }
 lane_clippy() { cargo clippy --locked --workspace --all-targets -- -D warnings; }
 lane_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items; }
 lane_tidy() { cargo run --locked -q -p penstock-tidy; }
-# Every run has the same cases; PROPTEST_RNG_SEED=N tries others. Documentation tests are left out,
+# Every run has the same cases. PROPTEST_RNG_SEED=N tries others. Documentation tests are left out,
 # because there are none and the search for them takes a pass over each crate.
 lane_unit() {
     PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121} \

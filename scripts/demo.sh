@@ -4,7 +4,6 @@
 # makes the traffic. Needs no root. Ends with three lines that summarise the results, and a picture.
 # Status 0: the switch worked, however disturbed the machine was; 1: it did not keep its promise; 2:
 # the demo could not be run. Everything is removed again, even after an error.
-# run. Everything is taken down again, whatever ends it.
 #
 #   PROFILE=release   builds and runs the fast program (longer to build)
 #   OUT=DIR           where the picture and the numbers go; default: penstock-demo in the temporary

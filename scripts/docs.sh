@@ -27,7 +27,7 @@ cp -r docs examples packaging LICENSE-* ./*.md "$SOURCE"
 linked | sort -u | while read -r file; do
     install -D -m 644 "$file" "$SOURCE/$file"
 done
-# Paths of the summary are relative to docs/; the book begins one directory above.
+# Paths of the summary are relative to docs/. The book begins one directory above.
 sed 's#](#](docs/#; s#](docs/\.\./#](#' docs/SUMMARY.md >"$SOURCE/SUMMARY.md"
 rm "$SOURCE/docs/SUMMARY.md"
 mv "$SOURCE/docs/book.toml" "$SOURCE/book.toml"

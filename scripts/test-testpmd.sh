@@ -2,10 +2,10 @@
 # Tests DPDK's own virtio driver with the switch: dpdk-testpmd with two virtio-user devices.
 # Combinations differ in split and packed rings, mergeable buffers, in-order, 1 and 2 queue pairs,
 # and rings of 256 and 1024. The script runs six combinations that have every pair of settings, or
-# all 32. In each, testpmd passes frames in a circle in io mode for SECONDS (default 10), stops and
-# starts its ports, and sends flows in flowgen mode for as long. In each second, frames must have
-# moved in both directions. testpmd and the switch must have the same counts, and the switch's
-# counters must add up. One socket is the switch's, the other testpmd's. Needs no root.
+# all 32. In each, testpmd passes frames in a circle in io mode for SECONDS (default 10). It then
+# stops and starts its ports, and sends flows in flowgen mode for as long. In each second, frames
+# must have moved in both directions. testpmd and the switch must have the same counts, and the
+# switch's counters must add up. One socket is the switch's, the other testpmd's. Needs no root.
 #
 #   test-testpmd.sh [SECONDS [CELL]]     CELL: runs the combinations that have it in their names;
 #                                        "pairs" runs the six; without CELL, all run

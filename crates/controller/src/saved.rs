@@ -11,7 +11,6 @@
 //! A file is complete or absent. A new file is written beside the old one, synced and renamed. If a
 //! file is damaged, or belongs to another host or a later program, it counts as absent. The caller
 //! gets the file's name in an error.
-//! gets its name in an error.
 //!
 //! If a plan cannot be stored, the file is overwritten in place with the stamp alone. The stamp is
 //! shorter and needs no space on the disk. If that fails too, the file is removed. [`Keeper`]

@@ -8,8 +8,8 @@
 //! `scripts/skips-allowed.txt` does not allow.
 //!
 //! # Committed files
-//! [`committed`] compares a page, list or schema with what the program makes, or writes it.
-//! [`help`] makes the page of a program's options.
+//! [`committed`] compares a page, list or schema with the program's output, or writes it. [`help`]
+//! makes the page of a program's options.
 //!
 //! # Patience
 //! A test waits for an event with a deadline, so that a defect ends the test instead of hanging it.

@@ -176,7 +176,7 @@ fn ends_in_word(line: &Line) -> bool {
     line.code.chars().next_back().is_some_and(|c| c.is_alphanumeric() || c == '_')
 }
 
-/// Width of the character literal that begins here; 1 if it is a lifetime.
+/// Width of the character literal that begins here. 1 if it is a lifetime.
 fn literal_width(chars: &[char]) -> usize {
     match (chars.get(1), chars.get(2)) {
         (Some('\\'), _) => {

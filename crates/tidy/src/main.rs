@@ -38,7 +38,7 @@ use anyhow::{Context, Result};
 pub struct Finding {
     /// Path relative to the root of the tree.
     pub path: String,
-    /// Line number from 1; 0 means the file as a whole.
+    /// Line number from 1. 0 means the file as a whole.
     pub line: usize,
     /// The violation and its remedy.
     pub what: String,

@@ -19,7 +19,7 @@ pub struct ConfigError {
     pub column: u32,
     /// The object, such as `port "vm3"`, `[worker]` or `file`.
     pub object: String,
-    /// What is wrong. It includes the value, and the limit if there is one.
+    /// The mistake. It includes the value, and the limit if there is one.
     pub problem: String,
     /// How to correct the mistake.
     pub remedy: String,

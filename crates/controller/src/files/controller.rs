@@ -49,7 +49,8 @@ pub struct ControllerFile {
     pub store: StoreFile,
     /// Settings of queue binding.
     pub binding: Settings,
-    /// Certificates of agents' connections; `None`: nothing is encrypted or authenticated.
+    /// Certificates of agents' connections. `None` means that nothing is encrypted or
+    /// authenticated.
     pub tls: Option<TlsFiles>,
     /// Drivers by node.
     pub switches: BTreeMap<NodeId, SwitchFile>,

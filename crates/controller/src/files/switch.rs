@@ -29,7 +29,7 @@ pub enum DriverFile {
     Sim,
     /// Linux, in a network namespace.
     LinuxTc {
-        /// Name or path of the namespace; `None`: the controller's own.
+        /// Name or path of the namespace. `None` means the controller's own namespace.
         netns: Option<String>,
     },
     /// SONiC, through its redis.
@@ -40,7 +40,7 @@ pub enum DriverFile {
     Gnmi {
         /// `host:port`.
         address: String,
-        /// Certificates; `None`: nothing is encrypted.
+        /// Certificates. `None` means that nothing is encrypted.
         tls: Option<SwitchTls>,
         /// Login, for targets that require one.
         login: Option<LoginFile>,
@@ -52,7 +52,7 @@ pub enum DriverFile {
 pub struct SonicFile {
     /// `redis://host:port` or `unix:///path`.
     pub address: String,
-    /// Traffic classes of the platform; `None`: the driver's default.
+    /// Traffic classes of the platform. `None` means the driver's default.
     pub classes: Option<u8>,
     /// Whether entries refer to others as `[TABLE|name]`.
     pub bracketed: bool,

@@ -13,9 +13,9 @@
 //!
 //! # Approach
 //!
-//! Code points with the same queue on every port share a class; others do not. Code points in queue
-//! 0 on every port have class 0. A code point keeps its class. A new code point gets an unused
-//! class if there is one. That class can then be prepared before any frame uses it.
+//! Code points with the same queue on every port share a class. Other code points do not. Code
+//! points in queue 0 on every port have class 0. A code point keeps its class. A new code point
+//! gets an unused class if there is one. That class can then be prepared before any frame uses it.
 //!
 //! # Example
 //!

@@ -33,7 +33,7 @@ pub struct Capabilities {
 /// State of a sending port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortState {
-    /// Weight of each queue; queue 0 is the shared one. A queue of weight 0 only gets the bandwidth
+    /// Weight of each queue. Queue 0 is the shared one. A queue of weight 0 only gets the bandwidth
     /// that other queues do not use. Queues beyond the end have weight 0.
     pub weights: Vec<u32>,
     /// Queue of each mapped code point. Other code points are in queue 0, so a mapping to queue 0

@@ -118,7 +118,7 @@ async fn a_host_that_is_away_keeps_its_tenants_queues_and_is_told_when_it_comes_
     let folder = Folder::new("leader-away");
     let world = World::new(Mode::StaticMap);
     let (mut leader, _) = five(&world, &store(&folder.0).await).await;
-    // Another tenant, whose hosts are not those of all others.
+    // While server-3 is away, no tenant with a VM there gets or loses a queue.
     interval(&mut leader, &BUSY).await;
     let before = has_queue(&world);
     world.hosts.away.lock().unwrap().insert("server-3".into());

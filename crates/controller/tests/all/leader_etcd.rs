@@ -52,7 +52,7 @@ async fn a_leader_has_etcd_forget_and_who_waits_or_follows_goes_on() {
     let now = store.list("penstock/").await.unwrap();
     let gone = forgotten(&*store).await.expect("a watch from the beginning comes too late");
     assert!(Revision(1) < gone && gone < now.revision, "{gone:?} of {:?}", now.revision);
-    // A revision cannot be compacted twice, nor in the future.
+    // A second compaction of a revision is no error, but a future revision is one.
     store.compact(gone).await.unwrap();
     let future = Revision(now.revision.0 + 1_000);
     assert!(store.compact(future).await.is_err());

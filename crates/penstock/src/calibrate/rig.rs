@@ -46,7 +46,7 @@ pub(super) struct Setting {
     pub senders: usize,
     /// Keys of the senders' ports, of the receiver's port, and of the tenant.
     pub keys: [&'static str; 3],
-    /// VLAN of the senders' ports; untagged if `None`.
+    /// VLAN of the senders' ports. `None` means untagged.
     pub vlan: Option<u16>,
     /// Text of the `[[rule]]` tables.
     pub rules: String,

@@ -67,7 +67,7 @@ fn status(error: &ApiError) -> Status {
     }
 }
 
-/// Parses an object's table; `what` names its kind in errors.
+/// Parses an object's table. `what` names the object's kind in errors.
 fn object<T: DeserializeOwned>(what: &str, text: &str) -> Result<T, Status> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         Status::invalid_argument(format!("{what}: {}", error.message()))

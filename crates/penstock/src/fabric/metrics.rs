@@ -94,8 +94,8 @@ impl Of {
 /// received.
 type Path = &'static [&'static str];
 
-/// A metric. `name` excludes the unit and `_total`. Views have rates in bits; Prometheus' base unit
-/// is the byte.
+/// A metric. `name` excludes the unit and `_total`. Views have rates in bits, but Prometheus' base
+/// unit is the byte.
 #[derive(Clone, Copy, Debug)]
 struct Metric {
     name: &'static str,

@@ -1,5 +1,5 @@
 //! Tests of ports that purchased cycles, and of their classes. The command line drives the daemon
-//! while our guests flood. The tests need the same rights as `cli.rs`; without them each is
+//! while our guests flood. The tests need the same rights as `cli.rs`. Without them each test is
 //! skipped.
 
 use std::fs;

@@ -1,7 +1,7 @@
 //! A controller and two hosts as processes, with certificates. The hosts report the traffic of a
 //! tenant. The tenant receives a queue, and marks and weights are in force on both hosts. Without a
-//! controller they stay in force, also over a restart and a reload. The test needs root; without it
-//! the test is skipped.
+//! controller they stay in force, also over a restart and a reload. The test needs root. Without
+//! root it is skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! Tests of faults in a fabric while its controller runs as a process. A switch restarts without
-//! its state, or the store's disk is full. The tests need root; without it they are skipped.
+//! its state, or the store's disk is full. The tests need root. Without root they are skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};

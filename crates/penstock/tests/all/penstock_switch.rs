@@ -2,7 +2,7 @@
 //! switch process. Real packets of two tenants have the code points that it assigned, and share a
 //! link by its weights. Other tenants come and go, and no frame of these two is in another queue
 //! meanwhile. The switch is killed and continues with its settings. With an empty disk, the
-//! controller configures it again. The tests need root; without it they are skipped.
+//! controller configures it again. The tests need root. Without root they are skipped.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -5,9 +5,9 @@
 //! - The commands of a page run in order, in one shell, as root. The directory is a fresh one that
 //!   contains `examples`. /run and /var/lib are empty, and the network has only a loopback.
 //! - A command succeeds, unless the page shows that it prints an error (`penstock: ...`).
-//! - The lines below a command are its output. A number stands for any number, white space for any
-//!   white space, `…` in a line for any words, and a line `…` for any lines. Without such lines,
-//!   any output is correct.
+//! - The lines below a command are its output. A number stands for any number, and white space for
+//!   any white space. `…` in a line stands for any words, and a line `…` for any lines. Without
+//!   such lines, any output is correct.
 //! - A program in the background ends with its page.
 //! - `sleep` takes longer on a busy machine ([`penstock_testing::scaled`]).
 //!

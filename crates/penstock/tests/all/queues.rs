@@ -1,6 +1,6 @@
 //! Tests of outputs that queue frames, configured on running ports. The command line drives the
-//! daemon while our guests flood. The tests need the same rights as `cli.rs`; without them each is
-//! skipped.
+//! daemon while our guests flood. The tests need the same rights as `cli.rs`. Without them each
+//! test is skipped.
 
 use std::time::Instant;
 

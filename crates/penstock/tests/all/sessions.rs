@@ -1,5 +1,5 @@
-//! A hypervisor whose settings do not fit its port retries again and again. The port reports the
-//! reason, and the log does not fill.
+//! If the settings of a hypervisor do not fit its port, the hypervisor retries again and again. The
+//! port reports the reason, and the log does not fill.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! A switch with two ports between two network namespaces. Real packets with two code points share
-//! one output of 100 Mbit/s, and its queues change while they flow. The test needs root; without it
-//! the test is skipped.
+//! one output of 100 Mbit/s, and its queues change while they flow. The test needs root. Without
+//! root it is skipped.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -26,11 +26,11 @@ wfq = { weights = [1, 3], map = { 8 = 1 } }
 const LINK: f64 = 100e6;
 /// Bytes that Ethernet adds to a frame on a link.
 const OVERHEAD: u64 = 24;
-/// Loads of the link in a window that shows how it is divided. Below, senders left it idle. Above,
-/// it made good what a late worker had not sent, and a queue may have been empty meanwhile. Both
-/// bounds are closer than the deviation that the shares may have.
+/// Range of the link's load in a window that shows how the link is divided. Below the range,
+/// senders left the link idle. Above it, the link caught up after a late worker, and a queue may
+/// have been empty meanwhile. Both bounds are closer than the deviation that the shares may have.
 const FULL: std::ops::Range<f64> = 0.99..1.005;
-/// Most that a link makes good, in seconds of its rate (`OWED_MOST` of the pacer).
+/// Longest delay that a link catches up, in seconds of its rate (`OWED_MOST` of the pacer).
 const OWED: f64 = 0.1;
 /// Ports of the receivers, and the code points of the frames to them.
 const FLOWS: [(u16, u8); 2] = [(5_000, 0), (5_008, 8)];
@@ -73,7 +73,7 @@ fn measure(daemon: &Daemon, all: u64) -> ([u64; 2], f64) {
     (bytes, load)
 }
 
-/// Windows of [`measure`] that may show nothing.
+/// Largest number of windows of [`measure`] that may show nothing.
 const TRIES: usize = 20;
 
 /// Counts the bytes that leave queues 0 and 1, and the bytes that arrive, in one second of the

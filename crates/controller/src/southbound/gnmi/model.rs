@@ -196,7 +196,7 @@ fn wanted(ports: &[String], queues: u8, target: &SwitchState) -> Vec<(String, Va
         let path = format!("/qos/forwarding-groups/forwarding-group[name={name}]");
         all.push(entry(path, "name", &name, json!({"config": {"output-queue": name}})));
     }
-    // All ports have the same map; `agree` has checked this.
+    // All ports have the same map. `agree` has checked this.
     let map = ports.first().map(|port| target.ports[port].map.clone()).unwrap_or_default();
     for (name, kind, family) in FAMILIES {
         let path = format!("{CLASSIFIERS}[name={name}]");

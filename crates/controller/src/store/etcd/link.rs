@@ -53,7 +53,7 @@ pub(super) enum Failed {
     Unavailable(StoreError),
 }
 
-/// What the client does after a status.
+/// Reaction of the client to a status.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Refused,

@@ -111,7 +111,7 @@ impl Cluster {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &own, "--initial-advertise-peer-urls", &own])
             .args(["--initial-cluster", &all, "--initial-cluster-state", "new"])
-            // Traffic between members is not encrypted, whatever clients use.
+            // Traffic between members is not encrypted, even if clients use TLS.
             .args(["--listen-metrics-urls", &format!("http://{}", metrics(member))])
             .args(["--heartbeat-interval", "50", "--election-timeout"])
             .arg(scaled(Duration::from_millis(500)).as_millis().to_string())

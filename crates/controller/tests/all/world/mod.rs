@@ -268,7 +268,8 @@ impl World {
         self.switches[switch].set_faults(faults);
     }
 
-    /// The code point with which a host marks a tenant; `None` if the host does not have it.
+    /// Returns the code point with which a host marks a tenant. `None` if the host does not have
+    /// the tenant.
     pub fn mark(&self, host: &str, tenant: &str) -> Option<u8> {
         let plans = self.hosts.plans.lock().unwrap();
         plans.get(host)?.tenants.iter().find(|t| t.name == tenant).map(|t| t.dscp)

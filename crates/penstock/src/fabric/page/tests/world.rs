@@ -259,7 +259,7 @@ impl Drop for World {
     }
 }
 
-/// Follows the plans and reports what its tenants' VMs sent, until its session ends.
+/// Follows the plans and reports the traffic of its tenants' VMs, until its session ends.
 async fn agent(hosts: Arc<Registry>, host: String) {
     let (number, mut messages) = hosts.begin(&host, Stamp::default()).unwrap();
     let mut reports = tokio::time::interval(INTERVAL / 2);

@@ -96,7 +96,7 @@ impl<T: Stamped> Saved<T> {
             let stamp = plan.stamp();
             let Err(error) = this.write(Some(plan), None) else { return Ok(None) };
             let text = format!(
-                "{}: the plan cannot be kept: {error}; make room, and let the agent write there",
+                "{}: the plan cannot be stored: {error}; make room, and let the agent write there",
                 this.path.display()
             );
             match this.write_over(stamp).or_else(|_| this.remove()) {
@@ -117,7 +117,7 @@ impl<T: Stamped> Saved<T> {
         let wrong = |problem: &str| {
             let path = self.path.display();
             Err(format!(
-                "{path}: {problem}; not used, all tenants share queue 0 until a plan comes"
+                "{path}: {problem}; not used, all tenants share queue 0 until a plan arrives"
             ))
         };
         match fs::metadata(&self.path) {

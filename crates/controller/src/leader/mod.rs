@@ -77,7 +77,7 @@ pub enum LeaderError {
     Refused(#[from] Box<ChangeRefused>),
     /// The requested epoch is above the limit.
     #[error(
-        "epoch {asked}: the limit is {most}; a host that has a later one is wrong or lies: remove \
+        "epoch {asked}: the limit is {most}; a host with a later epoch is faulty: remove \
          its plan file and restart it"
     )]
     Epoch { asked: u64, most: u64 },

@@ -164,10 +164,7 @@ impl ServerTls {
             if end.is_some_and(|end| end < now()) && told_end != end {
                 told_end = end;
                 let crl = self.files.as_ref().and_then(|files| files.crl.as_deref());
-                tracing::warn!(
-                    ?crl,
-                    "a revocation list is out of date and in force still; renew it"
-                );
+                tracing::warn!(?crl, "a revocation list has expired but stays in force; renew it");
             }
             let tls = self.clone();
             let looked = tokio::task::spawn_blocking(move || tls.reload()).await;

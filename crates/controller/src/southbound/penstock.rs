@@ -194,7 +194,7 @@ impl SwitchDriver for PenstockSwitch {
         let state = self.state().await?;
         let queues = u8::try_from(state.queues).ok().filter(|queues| *queues <= QUEUES_MAX);
         let queues = queues
-            .ok_or_else(|| self.rubbish("what it can do", format!("{} queues", state.queues)))?;
+            .ok_or_else(|| self.rubbish("a state request", format!("{} queues", state.queues)))?;
         Ok(Capabilities {
             queues: queues.min(self.queues),
             classes: ONE_STEP,

@@ -27,7 +27,7 @@ pub fn step(
     };
     let name = change.port();
     if let Some(why) = state.left_out.get(name) {
-        return beyond(format!("port {name}"), why.clone(), "or tell it nothing");
+        return beyond(format!("port {name}"), why.clone(), "or leave it unchanged");
     }
     let Some(port) = state.ports.get_mut(name) else {
         let limit = format!("it was given {} ports", state.ports.len());
@@ -67,7 +67,7 @@ pub fn step(
         Change::Unmap { dscp, .. } => {
             if !can.remap && can.fixed_map.get(dscp).is_some_and(|queue| *queue != 0) {
                 let what = format!("taking code point {dscp} from the map of port {name}");
-                return beyond(what, fixed(can), "leave it mapped and let nobody mark with it");
+                return beyond(what, fixed(can), "leave it mapped, and let no host mark with it");
             }
             port.map.remove(dscp);
         }

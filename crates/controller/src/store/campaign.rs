@@ -50,7 +50,7 @@ where
     tokio::spawn(stand(store, below(key), who.to_owned(), lease, answer));
     let (place, leadership) = result.await.map_err(|_| StoreError::Unavailable {
         store: name,
-        problem: "the election was cut short; stand again".to_owned(),
+        problem: "the election ended early; campaign again".to_owned(),
     })??;
     place.keep();
     Ok(leadership)

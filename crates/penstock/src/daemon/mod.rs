@@ -216,7 +216,7 @@ async fn serve(
         (Some(error), _) => Err(error),
         (None, Ok(result)) => result.map(|()| ExitCode::SUCCESS),
         (None, Err(_)) => bail!(
-            "daemon: not ended within {} s; it leaves now, ports may need their drivers to \
+            "daemon: the shutdown took over {} s, so it ends now; drivers may need to \
              reconnect",
             SHUTDOWN_LIMIT.as_secs()
         ),

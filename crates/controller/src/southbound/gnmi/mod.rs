@@ -154,7 +154,7 @@ impl GnmiSwitch {
             return beyond(format!("port {:?}", wrong.name), limit, "name a port of the switch");
         }
         if settings.login.is_some() && settings.tls.is_none() {
-            let (what, limit) = ("a login without TLS".to_owned(), "TLS alone hides it".to_owned());
+            let (what, limit) = ("a login without TLS".to_owned(), "only TLS hides it".to_owned());
             return beyond(what, limit, "give the authority of the target's certificate");
         }
         let ascii = |text: &String| {

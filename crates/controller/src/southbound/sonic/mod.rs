@@ -178,8 +178,8 @@ impl SonicSwitch {
             }
             Unfit::Lossless(port, priority) => {
                 let limit = format!(
-                    "flow control by priority {priority} is on, by which a tenant in queue or \
-                     class {priority} would stop the links of all who send in it"
+                    "priority flow control of {priority} is on, so a tenant in queue or class \
+                     {priority} would stop the links of all other tenants in it"
                 );
                 let remedy = format!(
                     "turn it off with `config interface pfc priority {port} {priority} off`, use \

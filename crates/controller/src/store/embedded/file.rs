@@ -180,7 +180,7 @@ impl File {
             DatabaseError::UpgradeRequired(version) => {
                 self.damaged(&format!("its version {version} of redb's format is too old"))
             }
-            DatabaseError::RepairAborted => self.damaged("its repair was broken off"),
+            DatabaseError::RepairAborted => self.damaged("its repair was interrupted"),
             other => self.fault(&Fault(other.into())),
         }
     }
@@ -243,7 +243,7 @@ pub(super) fn builder() -> redb::Builder {
 fn io_problem(error: &io::Error) -> String {
     let remedy = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; make room, then repeat it; what was written before stays"
+            "; make room, then repeat the write; earlier writes stay"
         }
         io::ErrorKind::PermissionDenied => "; let this user read and write it",
         io::ErrorKind::NotFound => "; create its directory",

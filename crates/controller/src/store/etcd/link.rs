@@ -114,7 +114,7 @@ impl Link {
             };
             self.leave(number);
             if fate == Fate::Unknown && repeat == Repeat::Never {
-                problem += "; whether it was written is not known, read it again";
+                problem += "; it is unknown whether it was written, read again";
                 break;
             }
             if attempt % self.members.len() == 0 {
@@ -138,7 +138,7 @@ impl Link {
             Code::ResourceExhausted if status.message().contains("database space") => {
                 "; compact and defragment it or raise its quota, then disarm its alarm"
             }
-            Code::ResourceExhausted => "; it has too much to do, repeat it later",
+            Code::ResourceExhausted => "; it is overloaded, repeat the request later",
             Code::Unauthenticated | Code::PermissionDenied => {
                 "; give this client's certificate a role that reads and writes these keys"
             }

@@ -50,7 +50,7 @@ pub(super) fn entry(kv: pb::KeyValue) -> Result<Entry, String> {
 fn key(bytes: Vec<u8>) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|error| {
         let bytes = error.as_bytes().escape_ascii();
-        format!("the key {bytes} is no text; delete it, it is not of this program")
+        format!("the key {bytes} is not text, so another program wrote it; delete it")
     })
 }
 

@@ -58,7 +58,7 @@ fn answer(view: Result<View, Missing>) -> Response {
         ),
         Err(Missing::Busy) => refused(
             StatusCode::SERVICE_UNAVAILABLE,
-            "the controller is telling hosts and switches; ask again in a moment",
+            "the controller is updating hosts and switches; try again in a moment",
         ),
     }
 }
@@ -80,7 +80,7 @@ async fn metrics(State(views): State<Shared>, request: HeaderMap) -> Response {
     // The views are read in sequence because all wait for the same controller. If the first one
     // fails, the others are not tried.
     let Some((age, status)) = view("status").await else {
-        let why = "the controller is telling hosts and switches\n";
+        let why = "the controller is updating hosts and switches\n";
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     };
     let mut parts = Vec::new();

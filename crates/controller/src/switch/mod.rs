@@ -134,7 +134,7 @@ impl FabricSwitch {
                 told.stamp = stamp;
                 self.status.send_modify(|status| status.stamp = stamp);
                 let what = "could not be stored before the restart";
-                self.problem(format!("decision {stamp} {what}; all share queue 0 until the next one"));
+                self.problem(format!("decision {stamp} {what}; all share queue 0 until the next"));
                 Ok(None)
             }
             SavedPlan::Whole(mut plan) => {

@@ -25,7 +25,7 @@ lane_unit() {
     PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121} \
         cargo test --locked --workspace --lib --bins --tests --no-fail-fast -- --skip short_figures
 }
-# Half a minute on two idle cores: simulated figures with a tenth of their length, and twice with a
+# A minute on two idle cores: simulated figures with a tenth of their length, and twice with a
 # part of that. Of the whole workspace, as `unit` is: with one package's features much would be
 # compiled anew.
 lane_figures() { cargo test --locked --workspace --test all short_figures; }

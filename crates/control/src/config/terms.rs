@@ -31,7 +31,7 @@ impl HostConfig {
         self.switch.as_ref().map(|switch| switch.terms(&self.host, directory))
     }
 
-    /// The code points of ports whose tenants have one, by port.
+    /// The tenant's code point of each port, by port. Ports are missing if their tenant has none.
     pub(crate) fn code_points(&self) -> BTreeMap<String, u8> {
         let of = |port: &Port| {
             let tenant = port.tenant.as_ref()?;

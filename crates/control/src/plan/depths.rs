@@ -56,7 +56,7 @@ fn of_terms(object: &str, terms: Terms) -> [Option<String>; 2] {
     ]
 }
 
-/// Whether the port may send large segments, which policers see before they are cut.
+/// Whether the port may send large segments. Policers see such segments before they are cut.
 fn sends_segments(port: &Port) -> bool {
     port.attachment().is_some_and(|attachment| attachment.offloads().tso)
 }

@@ -210,8 +210,8 @@ fn cycles_win_over_a_contract_and_a_difference_is_told() {
     );
 }
 
-/// At 2 GHz the floors of two ports together are 2 % of the core, less if less is unsold, and at
-/// least a thousandth.
+/// At 2 GHz the floors of two ports together are 2 % of the core. They are less if less is unsold,
+/// but at least a thousandth.
 #[test]
 fn who_bought_nothing_is_sure_of_a_floor_where_classes_come_first() {
     let floors = |schedule: &str, sold: &str| -> Vec<u64> {

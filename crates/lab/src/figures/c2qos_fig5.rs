@@ -123,7 +123,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Adds what the counters say if "1.67 times more" is the factor.
+/// Adds the counters' values for the case that "1.67 times more" means the factor.
 fn other_reading(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let id = "classification_multiple_over_single_factor_1_67";
     let [parameter, fitted_to] = paper::TOLD;

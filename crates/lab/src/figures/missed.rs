@@ -214,7 +214,7 @@ impl Missed {
     /// Parses the list from a file's text.
     ///
     /// # Errors
-    /// As [`Self::read`]; the error names the line.
+    /// The same as for [`Self::read`]. The error names the line.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let (mut inside, mut found, mut entries) = (false, false, Vec::new());
         for (number, line) in (1..).zip(text.lines()) {

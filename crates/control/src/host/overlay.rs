@@ -1,8 +1,8 @@
 //! Combines the plan of the fabric's controller with the host's configuration.
 //!
 //! # Problem
-//! A plan is in force until the next one, whatever happens to the configuration file. It must not
-//! be written into that file.
+//! A plan is in force until the next one, also if the configuration file changes. It must not be
+//! written into that file.
 //!
 //! # Approach
 //! The plan is stored separately. It sets the code point of each tenant, and weights and map of the

@@ -1,8 +1,9 @@
 //! Warns about policers that are too shallow for large segments (TSO).
 //!
 //! A policer drops a segment of 64 KiB whole. If a bucket is smaller than [`segments_depth`], a TCP
-//! stream loses whole windows, waits for its timeout each time, and reaches a fraction of the rate.
-//! `police` handles frames of its own port; `receive` and `send` handle frames of any port.
+//! stream loses whole windows and waits for its timeout each time. The stream then reaches a
+//! fraction of the rate. `police` handles frames of its own port; `receive` and `send` handle
+//! frames of any port.
 
 use std::fmt::Display;
 

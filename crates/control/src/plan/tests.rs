@@ -108,8 +108,8 @@ fn a_port_that_no_policy_limits_is_told_where_it_takes_from_those_who_bought() {
         let [text] = texts(&plan)[..] else { panic!("{schedule}: {:?}", plan.warnings) };
         assert!(text.starts_with(told), "{schedule}: {text}");
     }
-    // There is no warning in these cases: the other port has a later class, it purchased cycles
-    // itself, no port purchased cycles, or it runs on another worker.
+    // There is no warning in four cases: the other port has a later class, it purchased cycles
+    // itself, it runs on another worker, or no port purchased cycles.
     let bought = "cycles = \"1M\"\ningress_policy = \"cycles-strict\"\npriority = 1";
     for other in ["priority = 4", bought] {
         assert_eq!(texts(&beside_a_buyer("hbs", other)), [""; 0], "{other}");

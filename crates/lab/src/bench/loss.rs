@@ -7,11 +7,11 @@
 //!
 //! The soak is divided into intervals. An interval is *marked* if no switch could have avoided its
 //! losses. In such an interval the worker or the generator waited for its core for longer than half
-//! a ring lasts, or the generator was away from its loop for that long. The intervals next to it
-//! are marked too: a wait is accounted when it ends, and a loss is seen when the next frame
-//! arrives. The benchmark does not see time that a hypervisor takes from the worker alone, so it
-//! does not mark such intervals. A timer tick may take 50 us under a hypervisor. Therefore rings
-//! have 1,024 descriptors here by default.
+//! a ring lasts. An interval is also marked if the generator was away from its loop for that long.
+//! The intervals next to a marked one are marked too: a wait is accounted when it ends, and a loss
+//! is seen when the next frame arrives. The benchmark does not see time that a hypervisor takes
+//! from the worker alone, so it does not mark such intervals. A timer tick may take 50 us under a
+//! hypervisor. Therefore rings have 1,024 descriptors here by default.
 //!
 //! # Source
 //!

@@ -8,8 +8,8 @@
 //! # Approach
 //!
 //! Every claim is a ratio within one run: the same generator, sockets, rings and load, and switches
-//! that take turns (A B A B). The report has medians with their spread, and the conditions that
-//! would make them wrong: waits for a core, a generator at its limit, and lost frames.
+//! that take turns (A B A B). The report has medians with their spread. It also has the conditions
+//! that would make them wrong: waits for a core, a generator at its limit, and lost frames.
 //!
 //! # Source
 //!

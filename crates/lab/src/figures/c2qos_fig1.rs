@@ -14,10 +14,10 @@
 //! # Approach
 //!
 //! The paper says that the VMs "behave well" and that "their bandwidths are precisely limited". So
-//! both VMs send what they bought, evenly paced. After the size event VM1 still offers its 2 Gbit/s
-//! ("in order to achieve the same throughput"). The paper cannot mean senders at their maximum. A
-//! frame that a limiter drops has already cost its ingress, so VM2 would never have had its 8
-//! Gbit/s.
+//! both VMs send at the rates that they bought, evenly paced. After the size event VM1 still offers
+//! its 2 Gbit/s ("in order to achieve the same throughput"). The paper cannot mean senders at their
+//! maximum. A frame that a limiter drops has already cost its ingress, so VM2 would never have had
+//! its 8 Gbit/s.
 //!
 //! 2 + 8 Gbit/s fill the link. These rates therefore include preambles and gaps, as on the link.
 //! The figure shows bandwidths of frames alone.
@@ -29,8 +29,8 @@
 //!
 //! The paper does not print this size. 3.0 M frames/s of 64 B leave a tenth of our core idle. That
 //! is more than VM1's look-ups take, so no VM would lose anything. The paper's VM2 loses at once,
-//! so its core was sold out. [`SOLD_OUT`] is the largest size at which the table forwards what was
-//! sold (99.5 % of the core). At that size VM2 pays for every look-up, and for nothing else.
+//! so its core was sold out. [`SOLD_OUT`] is the largest size at which the table forwards the sold
+//! rates (99.5 % of the core). At that size VM2 pays for every look-up, and for nothing else.
 //!
 //! # Calibration
 //!

@@ -1,4 +1,4 @@
-//! C2QoS, Fig. 11: how exactly VMs get what they bought, and what classes are worth.
+//! C2QoS, Fig. 11: how exactly VMs get their purchases, and the effect of classes.
 //!
 //! # Problem
 //!
@@ -14,8 +14,8 @@
 //!
 //! # Approach: deviations
 //!
-//! In (a) and (b) all VMs send at their maximum, so their throughput shows what their strict
-//! entitlements are worth.
+//! In (a) and (b) all VMs send at their maximum, so their throughput shows the worth of their
+//! strict entitlements.
 //!
 //! (a) Four VMs declared 512 B. They send 512 B, 448 and 576, 256 and 768, 64 and 960. (b) Each VM
 //! has its own size, 64 to 1024 B. Together the VMs bought 90 % of the cores.

@@ -1,4 +1,4 @@
-//! C2QoS, §VI-D: what metering and scheduling cost.
+//! C2QoS, §VI-D: the cost of metering and scheduling.
 //!
 //! # Problem
 //!
@@ -15,8 +15,8 @@
 //! The cost is always measured on this machine, with the buckets and the schedule of the data path
 //! ([`super::core_loop`]). It consists of a decision, a charge, and refills as often as they occur
 //! at the interval. The TSC times each turn, and the read's own cost is subtracted. Between two
-//! turns 48 KiB are copied through 8 MiB, which has the same effect on the caches as a batch of 32
-//! × 1518 B. The cost is the weighted sum of the median turn with a refill and the median turn
+//! turns 48 KiB are copied through 8 MiB. This has the same effect on the caches as a batch of 32 ×
+//! 1518 B. The cost is the weighted sum of the median turn with a refill and the median turn
 //! without one. The weights are their frequencies.
 //!
 //! The cost is shown as a share of a batch of 32 × 1518 B. In `sim` such a batch has the paper's
@@ -193,8 +193,8 @@ impl Timer {
         while switch.now() < paper::HZ / 5 {
             switch.turn(|_| batch);
         }
-        // Turns with a refill and without one are timed apart. The median of each excludes whatever
-        // else runs on this machine at the moment.
+        // Turns with a refill and without one are timed apart. The median of each excludes
+        // other programs that run on this machine at the moment.
         let mut took = [Vec::new(), Vec::new()];
         for _ in 0..BATCHES {
             self.copy_a_batch();

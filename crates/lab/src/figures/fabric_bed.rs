@@ -10,8 +10,8 @@
 //! # Load
 //!
 //! A tenant is active or idle. Before each interval one tenant in [`TURNS`] changes its state. In
-//! each interval every host reports, for each of its active tenants, a random amount of up to twice
-//! the guarantee of the tenant's VMs there. Hosts report nothing of idle tenants.
+//! each interval every host reports a random amount for each of its active tenants. The amount is
+//! at most twice the guarantee of the tenant's VMs there. Hosts report nothing of idle tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -53,7 +53,7 @@ pub(super) struct Sessions {
     /// Seconds of the interval that sends all of the agents their state.
     pub(super) told_s: f64,
     /// For each further interval: its seconds, the CPU seconds of the controller's thread, and two
-    /// shares of hosts heard in per cent: of all hosts, and of those over gRPC.
+    /// percentages of hosts heard. The first is of all hosts, the second of those over gRPC.
     pub(super) intervals: Vec<(f64, f64, f64, f64)>,
     /// Elements that did not apply their plan.
     pub(super) failed: usize,

@@ -14,7 +14,7 @@
 //! - an experiment, a mode and one claim; a claim has one row;
 //! - the seeds: `all`, or a list such as `3, 7-9`;
 //! - the worst figure found and a tolerance, as numbers in the claim's unit, with or without the
-//!   unit; if the figure is `not measured`, it has no tolerance;
+//!   unit (a figure that is `not measured` has no tolerance);
 //! - the reason.
 //!
 //! Other tables and text of the file are ignored.
@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(verdicts("", &[shown], false), []);
     }
 
-    /// Compares the repository's own list with what README says about it.
+    /// Compares the repository's own list with README's statement about it.
     #[test]
     fn the_readme_counts_the_claims_that_are_listed() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));

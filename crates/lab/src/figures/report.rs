@@ -3,9 +3,9 @@
 //! # Approach
 //!
 //! The page is one HTML file that needs no other file. It contains the pictures, drawn from the
-//! records, and it fetches no script, font or link. Each figure has one table with these columns:
-//! the published values, the values of the simulation and of this machine, OVS-DPDK's if measured,
-//! the band, and whether the claim holds.
+//! records, and it fetches no script, font or link. Each figure has one table. Its columns are the
+//! published values, the values of the simulation and of this machine, OVS-DPDK's if measured, the
+//! band, and whether the claim holds.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

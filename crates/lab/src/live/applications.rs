@@ -113,7 +113,7 @@ impl Way {
     }
 }
 
-/// A server's part of what all servers bought.
+/// A server's part of the purchase of all servers.
 fn part(name: &str) -> f64 {
     if FTP.contains(&name) { PARTS[0] / PARTS[2] } else { PARTS[1] / PARTS[2] }
 }

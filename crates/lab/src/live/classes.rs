@@ -3,8 +3,8 @@
 //! # Problem
 //!
 //! Under `round-robin` every VM waits for every other VM's batch, whatever it bought. With classes
-//! (`hbs`) and cycles (`cycles-minmax`) a VM that stays within what it bought waits for two things:
-//! the current batch, and the batches before its own.
+//! (`hbs`) and cycles (`cycles-minmax`), a VM within its purchase waits for two things: the current
+//! batch, and the batches before its own.
 //!
 //! # Source
 //!
@@ -14,7 +14,7 @@
 //!
 //! There are 16 senders, four in each of four classes. They are sold 8 : 4 : 2 : 1 of the core,
 //! together 90 %. The four of the first class and one of each other class are measured. They send
-//! stamped 512-byte frames at 55 % of what they bought. The other nine flood with 1518-byte frames,
+//! stamped 512-byte frames at 55 % of their purchase. The other nine flood with 1518-byte frames,
 //! so that the core is full. A VM that sends more than it bought waits behind its own frames, in
 //! any class. So latency is measured only of VMs that send less. *Uncontended* is the first class
 //! alone, under the same load of its own. A *worst batch* is 32 frames of 1518 bytes at the

@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //!
-//! Two VMs buy the switch's core. The *victim* buys four fifths of what is sold, and both behave.
+//! Two VMs buy the switch's core. The *victim* buys four fifths of the sold part, and both behave.
 //! Then the neighbour floods: it sends 64-byte frames of 100,000 flows, as fast as its ring takes
 //! them.
 //!
@@ -14,7 +14,7 @@
 //!
 //! The same load runs under `bps` policing with round-robin, and under cycle buckets with batch
 //! scheduling. These two runs are the demo's two *lives*. The question is whether the victim keeps
-//! what it bought.
+//! its purchase.
 //!
 //! As in [`super::noisy`], each window lies between two short calibrations, which judge it. A
 //! window is repeated if the machine changed meanwhile. The picture shows the judged windows in a

@@ -26,7 +26,7 @@ use crate::rig::stats::middle;
 
 /// The least number of windows from which a median is meaningful.
 pub(super) const ENOUGH: usize = 3;
-/// Percentage of what it bought that the victim must keep under C2QoS.
+/// Percentage of its purchase that the victim must keep under C2QoS.
 pub(super) const PROMISE_PCT: f64 = 99.0;
 /// No victim keeps a higher percentage. A value above this is not printed as a number.
 const MOST_PCT: f64 = 200.0;
@@ -44,7 +44,7 @@ pub(super) struct Seen {
     /// The victim's bandwidth in each window in which all behaved, in Gbit/s.
     pub before: Vec<f64>,
     /// For each window of the flood: the victim's bandwidth, the percentage of its purchase that it
-    /// kept, and the possible error of this percentage, in percent.
+    /// kept, and the possible error of this percentage.
     pub flood: Vec<[f64; 3]>,
     /// Whether windows count although they were disturbed.
     pub rough: bool,
@@ -67,7 +67,7 @@ impl Seen {
         before.count().min(flood.count()) >= enough
     }
 
-    /// Percentage of what it bought that the victim kept in the flood.
+    /// Percentage of its purchase that the victim kept in the flood.
     pub fn kept(&self) -> Option<f64> {
         median(self.flood.iter().map(|window| window[1]))
     }

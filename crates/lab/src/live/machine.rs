@@ -177,7 +177,7 @@ fn program(text: &str, me: i32) -> Option<(Who, Program)> {
     let number = |nth: usize| fields.get(nth).and_then(|word| word.parse::<u64>().ok());
     let parent = fields.get(1).and_then(|word| word.parse::<i32>().ok());
     let own = number(11)?.saturating_add(number(12)?);
-    // Children of ours that have ended and were waited for are in our own count.
+    // The counts of ended children that we waited for are in our own count.
     let ended = if pid == me { number(13)?.saturating_add(number(14)?) } else { 0 };
     let ticks = u32::try_from(own.saturating_add(ended)).ok()?;
     // Only characters that a terminal and a picture can show.

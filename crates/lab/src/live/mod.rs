@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //!
-//! Real rings, caches and neighbours may contradict what a simulation shows.
+//! Real rings, caches and neighbours may contradict a simulation.
 //!
 //! # Approach
 //!

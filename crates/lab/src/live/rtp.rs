@@ -281,8 +281,8 @@ fn tshark(capture: &Path) -> anyhow::Result<serde_json::Value> {
 
 /// The mean jitter in tshark's table of one stream.
 fn mean_jitter(said: &str) -> Option<f64> {
-    // After the lost packets' percentage come the least, mean and largest gap, and the same of the
-    // jitter.
+    // After the lost packets' percentage come the least, mean and largest gap, and then the least,
+    // mean and largest jitter.
     let mut words = said.lines().find(|line| line.contains(" 0x"))?.split_whitespace();
     words.find(|word| word.ends_with("%)"))?;
     words.nth(4)?.parse().ok()

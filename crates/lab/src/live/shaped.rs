@@ -10,7 +10,7 @@ use penstock_guest::clock;
 
 /// The VM that sends.
 pub(super) const VM: &str = "vm1";
-/// The VM that stands for the network.
+/// The VM that represents the network.
 pub(super) const NET: &str = "net";
 /// Indices in the plan.
 pub(super) const VM_PLACE: usize = 0;

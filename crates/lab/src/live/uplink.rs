@@ -15,8 +15,8 @@
 //!   would carry the frames. Each frame has 20 bytes more for preamble and gap.
 //! - The cycles that a frame of each profile costs are measured right before and right after a run
 //!   ([`super::bracket`]).
-//! - The two parts are scaled so that they are 90 % of the cycles that the worker may spend, which
-//!   are [`CORE_PART`] of its core. The link's rate is 15 % above the sold rate.
+//! - The two parts are scaled to 90 % of the cycles that the worker may spend, which are
+//!   [`CORE_PART`] of its core. The link's rate is 15 % above the sold rate.
 //! - Each such run has a switch of its own, without or with `link` in its configuration. That
 //!   setting switches the handler on.
 //! - VM1 floods after the event. VM2 offers 2 % more than it bought throughout.

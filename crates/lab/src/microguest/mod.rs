@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //!
-//! Only the inside of a guest shows what a scheduler does to a vCPU. A guest with an operating
+//! Only the inside of a guest shows the effect of a scheduler on a vCPU. A guest with an operating
 //! system adds timers, idle loops and drivers of its own. Under nested virtualization its kernel
 //! may not run at all.
 //!

@@ -5,8 +5,8 @@
 //! The loop never stops while a switch is measured. The load changes between windows, and the next
 //! window begins after a moment of the new load. A sender's rate counts the frames that its sink
 //! received. Latency is one way. It lasts from before a burst is published to the turn in which the
-//! sink finds the frame, and both time stamps come from one core. Sinks of stamped senders are
-//! checked after every single sender.
+//! sink finds the frame. Both time stamps come from one core. Sinks of stamped senders are checked
+//! after every single sender.
 //!
 //! # What is left out
 //!

@@ -3,10 +3,10 @@
 //! # Approach
 //!
 //! Our switch and the peer get the same network from one plan. For each sender there is a rule of
-//! higher priority that looks at the UDP ports of the sender's frames (a security group that hits
-//! nothing). Two more rules look at the destination. Without the first rule no decision depends on
-//! ports, and each switch could distinguish flows or not. Then "many flows" would cost one of them
-//! nothing.
+//! higher priority that looks at the UDP ports of the sender's frames. It represents a security
+//! group that hits nothing. Two more rules look at the destination. Without the first rule no
+//! decision depends on ports, and each switch could distinguish flows or not. Then "many flows"
+//! would cost one of them nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -36,8 +36,8 @@ pub(super) struct Found {
     /// The worst answers, each with the time that sending its event took. A long time means that
     /// the generator was held up.
     pub worst: Vec<(f64, f64)>,
-    /// Largest deviation of a VM's share from an equal share of what all had, in percent of the
-    /// core.
+    /// Largest deviation of a VM's share from an equal share of the time that all VMs had, in
+    /// percent of the core.
     pub share_error: f64,
     /// Share of the core that the first tested VM had, in percent.
     pub share: f64,

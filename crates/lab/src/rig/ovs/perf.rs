@@ -86,7 +86,8 @@ fn used_and_busy_percent(perf: &str) -> Option<(f64, f64)> {
     Some((field(perf, "Used TSC cycles:")?, number(busy.split_once('(')?.1)?))
 }
 
-/// Busy cycles of `packets` packets: the middle of what the answer's rounded numbers allow.
+/// Busy cycles of `packets` packets: the middle of the range that the answer's rounded numbers
+/// allow.
 fn busy_cycles(perf: &str, packets: f64) -> Option<f64> {
     let each = cycles_per_packet(perf)?;
     let (mut least, mut most) = (packets * (each - 0.5), packets * (each + 0.5));

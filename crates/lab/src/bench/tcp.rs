@@ -163,8 +163,8 @@ fn received(json: &str) -> anyhow::Result<(f64, u64, f64)> {
         anyhow::bail!("iperf3: {error}");
     }
     let sum = &report["end"]["sum_received"];
-    let secs = sum["seconds"].as_f64().context("iperf3 tells no seconds")?;
-    let bytes = sum["bytes"].as_u64().context("iperf3 tells no bytes")?;
+    let secs = sum["seconds"].as_f64().context("iperf3 reports no seconds")?;
+    let bytes = sum["bytes"].as_u64().context("iperf3 reports no bytes")?;
     ensure!(secs > 0.0, "iperf3 took no time");
     let retransmits = report["end"]["sum_sent"]["retransmits"].as_f64().unwrap_or(0.0);
     Ok((secs, bytes, retransmits))

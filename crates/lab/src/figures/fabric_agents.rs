@@ -189,7 +189,7 @@ async fn interval(bed: &mut Bed, rng: &mut Rng) -> anyhow::Result<Closed> {
     let (reported, cpu) = (clock::now(), cpu_seconds(UsageWho::RUSAGE_SELF)?);
     let (done, _) = bed.close(&std::collections::BTreeSet::new()).await?;
     let (end, cpu) = (clock::now(), cpu_seconds(UsageWho::RUSAGE_SELF)? - cpu);
-    anyhow::ensure!(done.failed == 0 && !done.taken_back, "not all did as told: {done:?}");
+    anyhow::ensure!(done.failed == 0 && !done.taken_back, "a plan was not carried out: {done:?}");
     Ok(Closed {
         reports_s: (reported - begin).as_secs_f64(),
         closed_s: (end - reported).as_secs_f64(),

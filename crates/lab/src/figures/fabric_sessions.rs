@@ -147,7 +147,7 @@ pub(super) async fn sessions(
     let due = began.sessions + u64::try_from(wanted.sessions)?;
     let mut counts = registry.watch_counts();
     let there = counts.wait_for(|counts| counts.sessions >= due);
-    timeout(PATIENCE, there).await.context("not all agents came")??;
+    timeout(PATIENCE, there).await.context("not all agents connected")??;
     let mut found =
         Sessions { all_there_s: (clock::now() - begin).as_secs_f64(), ..Sessions::default() };
     follow(bed, wanted, &asked, rng, cpu, &mut found).await?;

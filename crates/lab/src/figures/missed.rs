@@ -229,7 +229,7 @@ impl Missed {
                 entries.push(entry);
             }
         }
-        anyhow::ensure!(found, "no heading contains `{HEADING}`: there is no list to go by");
+        anyhow::ensure!(found, "no heading contains `{HEADING}`, so there is no list");
         Ok(Self(entries))
     }
 

@@ -329,7 +329,8 @@ fn configuration(
     );
     let mut policy = format!("ingress_policy = \"{}\"\n", qos.policy);
     if qos.policy.starts_with("cycles") {
-        // The two ports' cycles together fit the core. Each may use the cycles that the other leaves.
+        // The two ports' cycles together fit the core. Each may use the cycles that the other
+        // leaves.
         policy += &format!("cycles = {:.0}\n", 0.45 * bed.tsc_hz());
     }
     let on = offloads == Offloads::On;

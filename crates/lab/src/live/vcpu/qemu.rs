@@ -98,7 +98,7 @@ impl Linux {
         if accel.or(told.as_deref()) != Some("tcg") {
             match Self::boot(stage, image, "kvm", KVM_LIMIT) {
                 Ok(guest) => return Ok(guest),
-                Err(error) => eprintln!("no Linux under KVM here, so under TCG: {error:#}"),
+                Err(error) => eprintln!("no boot under KVM here, so TCG is used: {error:#}"),
             }
         }
         Self::boot(stage, image, "tcg", TCG_LIMIT)

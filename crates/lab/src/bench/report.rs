@@ -130,7 +130,7 @@ pub struct Report {
     pub bench: &'static str,
     /// The machine, the programs and the settings.
     pub platform: Map<String, Value>,
-    /// The measurements.
+    /// Measurements of the cases.
     pub rows: Vec<Row>,
     /// The comparisons of the rows.
     pub ratios: Vec<Ratio>,

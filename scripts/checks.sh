@@ -25,7 +25,7 @@ lane_unit() {
     PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121} \
         cargo test --locked --workspace --lib --bins --tests --no-fail-fast -- --skip short_figures
 }
-# Takes half a minute on two idle cores. The simulated figures run with a tenth of their length, and
+# Takes a minute on two idle cores. The simulated figures run with a tenth of their length, and
 # twice with a part of that. The lane builds the whole workspace, as `unit` does. With the features
 # of one package, much would be compiled again.
 lane_figures() { cargo test --locked --workspace --test all short_figures; }

@@ -4,7 +4,8 @@
 //! `proto/penstock/host/v1/host.proto` is the only description. `build.rs` generates these types
 //! from it. The host fills the types in, gRPC transports them, and `--json` prints them. JSON has
 //! the fields in the order in which the messages declare them. The serialization functions below
-//! change its form. The gRPC service itself belongs to the program, so this crate needs no gRPC.
+//! write counters and delays as objects, by name. The gRPC service itself belongs to the program,
+//! so this crate needs no gRPC.
 //!
 //! Configuration objects ([`crate::config`]) travel as text of the configuration file.
 
@@ -25,7 +26,6 @@ mod generated {
 pub type Named = Vec<NamedCount>;
 
 impl NamedCount {
-    /// One counter of [`Named`].
     #[must_use]
     pub fn new(name: &str, value: u64) -> Self {
         Self { name: name.to_owned(), value }
@@ -67,7 +67,7 @@ fn waits_by_name<S: Serializer>(delays: &[Delays], serializer: S) -> Result<S::O
 }
 
 impl Delays {
-    /// Frames counted.
+    /// Number of counted frames.
     #[must_use]
     pub fn frames(&self) -> u64 {
         self.counts.iter().sum()
@@ -80,8 +80,8 @@ impl Delays {
         delay_scale::percentile(&self.counts, milli_percent).map(|delay| delay.0)
     }
 
-    /// Frames counted since `before`, a reading of the same name. If `before` has more frames, the
-    /// result is all frames.
+    /// Frames counted since `before`, a reading of the same name. If an interval has more frames in
+    /// `before`, the result is all frames.
     #[must_use]
     pub fn since(&self, before: Option<&Self>) -> Self {
         let old = |at: usize| before.and_then(|b| b.counts.get(at)).copied().unwrap_or(0);
@@ -99,7 +99,7 @@ pub enum Limit {
     OwnRate,
     /// The link of this uplink.
     Link(String),
-    /// The ring of this receiver; empty if the receiver is gone.
+    /// The ring of this receiver. The name is empty if the receiver is gone.
     Destination(String),
     /// The cycles that the port purchased.
     Entitlement,
@@ -154,9 +154,9 @@ impl Explanation {
     }
 }
 
-/// Bits of frames as all rates in bits per second count them, whether purchased, policed or shown.
-/// They include the FCS, which counters of bytes exclude: a frame of 64 bytes counts as 60 bytes
-/// there. A large segment (TSO) that was not cut yet has one FCS.
+/// The number of bits in frames. All rates in bits per second count bits this way, whether
+/// purchased, policed or shown. The bits include the FCS. Byte counters exclude the FCS: they count
+/// 60 bytes for a frame of 64 bytes. A large segment (TSO) that was not cut yet has one FCS.
 #[must_use]
 pub const fn bits_of(bytes: u64, frames: u64) -> u64 {
     bytes.saturating_add(frames.saturating_mul(FCS)).saturating_mul(8)

@@ -93,7 +93,7 @@ fn run(command: LabCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Does `work` under a guard; its own error is printed, with exit status 2.
+/// Runs `work` under a guard. If `work` fails, its error is printed and the exit status is 2.
 fn under_guard(
     name: &'static str,
     work: impl FnOnce(&Guard) -> anyhow::Result<ExitCode> + Send + 'static,

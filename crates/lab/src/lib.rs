@@ -4,10 +4,10 @@
 //! | Module | Content |
 //! |---|---|
 //! | [`evidence`] | claims, records and pictures, used by figures and live runs |
-//! | `jitter`, `qshare` | what simulated and live figures of two papers share |
+//! | `jitter`, `qshare` | code that simulated and live figures of two papers share |
 //! | `rig` | a switch under test with its load, for benchmarks and live runs |
 //! | `live` | live runs of the figures: switches from a plan, VMs in one loop, real programs |
-//! | [`microguest`] | virtual processors in ring 3 that note when they run |
+//! | [`microguest`] | virtual processors in ring 3 that record when they run |
 //! | [`mod@bench`] | benchmarks that compare our switch with others |
 //! | [`figures`] | published figures, replayed: simulated and live; their report |
 //! | [`cli`] | the command line of `penstock-lab` |

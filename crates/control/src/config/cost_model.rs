@@ -1,8 +1,8 @@
 //! The cost model's file. `penstock calibrate` writes it. A file with a mistake is refused as a
 //! whole.
 //!
-//! Errors have the form of the host configuration's. `docs/reference/cost-model.md` has keys and
-//! units.
+//! Errors have the same form as errors of the host configuration. `docs/reference/cost-model.md`
+//! has keys and units.
 
 use core::fmt::Write as _;
 use std::collections::BTreeMap;
@@ -160,7 +160,7 @@ pub fn load_model(path: &Path) -> Result<CostModel, ConfigErrors> {
     parse_model(&penstock_toml::read_file(path)?, &path.display().to_string())
 }
 
-/// Reports missing sections, other versions and duplicates.
+/// Reports missing sections, an unknown version, a `tsc_hz` out of range, and duplicates.
 fn check(draft: &Draft<'_>, report: &mut Report<'_>) {
     let missing = [
         ("about", draft.about.is_none()),

@@ -112,7 +112,7 @@ fn absent<'a, T: Default>(label: &str) -> Object<'a, T> {
     Object { label: label.to_owned(), name: None, value: Some(T::default()), table: None }
 }
 
-/// The remedy for a key that belongs into the table of a port's type.
+/// The remedy for a key that belongs in the table of a port's type.
 fn of_a_port(wrong: &str, known: &[&str]) -> Option<String> {
     if !known.contains(&"vhost-user") {
         return None;

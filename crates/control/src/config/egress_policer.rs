@@ -1,6 +1,6 @@
-//! Egress policers: `receive` limits what is delivered to a VM or to all VMs of a tenant, `send` of
-//! a tenant limits what its VMs send by shared ports. Frames above a limit are dropped before they
-//! are copied.
+//! Egress policers. `receive` limits the frames that a VM, or all VMs of a tenant together,
+//! receive. `send` of a tenant limits the frames that the tenant's VMs send by shared ports. Frames
+//! above a limit are dropped before they are copied.
 
 use penstock_qos::egress_policer::{Sharing as QosSharing, Terms, split};
 use penstock_qos::policer::{
@@ -109,8 +109,9 @@ impl EgressPolicer {
     }
 }
 
-/// The limits of a tenant's ports: a port's own limits, or its part of the tenant's limits `whole`
-/// by `uplink_share`. A part has the same depth as the tenant's limit.
+/// The limits of each port of a tenant. A port has its own limits, otherwise a part of the tenant's
+/// limits `whole`. The part depends on `uplink_share`. A part has the same depth as the tenant's
+/// limit.
 pub(super) fn parts(
     whole: Option<EgressPolicer>,
     ports: &[(Option<EgressPolicer>, Weight)],

@@ -67,7 +67,7 @@ impl From<SpecError> for IngressPolicerError {
     }
 }
 
-/// The limit of a table. It has one of three forms, and forms do not mix.
+/// The limit in a `police` table. Keys of the table's three forms exclude each other.
 fn limit(police: &IngressPolicer) -> Result<Limit, IngressPolicerError> {
     let IngressPolicer { cir, cbs, ebs, pir, pbs, pps, burst } = police;
     let odd =

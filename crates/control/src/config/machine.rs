@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The machine as far as a configuration depends on it. An unknown property refuses no
-/// configuration.
+/// The machine as far as a configuration depends on it. If a property is unknown, no configuration
+/// is refused because of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// CPUs on which the daemon may run; `None` if they are unknown.

@@ -7,7 +7,7 @@
 //! # Approach
 //! [`parse`] reads text in three steps: syntax, each object's own values, and references between
 //! objects. The first syntax error ends the reading. The result is valid as a whole. Each section
-//! of the file has a module with its keys, its own checks and its terms for the data path; these
+//! of the file has a module with the section's keys, checks and terms for the data path. These
 //! modules do not import each other's objects. Checks across objects are in `check`. Keys, units,
 //! ranges and defaults are in `docs/reference/configuration.md`.
 

@@ -7,8 +7,8 @@
 //! # Approach
 //! The types give keys, types and ranges. [`rules`] adds the forms of names and addresses, and the
 //! keys that need or exclude each other. The value of [`rules`] has the shape of the schema and is
-//! merged into it. Only `host check` sees the whole file and finds duplicates and names that do not
-//! exist. `tests/all/schema.rs` compares schema and check.
+//! merged into the schema. Only `host check` sees the whole file and finds duplicates and names
+//! that do not exist. `tests/all/schema.rs` compares schema and check.
 
 use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
 use penstock_toml::schema::{ADDRESS, FileSchema, Tables, has, merge, need, written};
@@ -20,7 +20,7 @@ use super::limits::{BINDINGS_MAX, FDB_MAX, PORTS_MAX, RULES_MAX, TENANTS_MAX};
 use super::model::HostConfig;
 
 /// The kinds of files that this crate reads. The committed copy of a schema is
-/// `docs/NAME.schema.json`.
+/// `docs/reference/NAME.schema.json`.
 pub const SCHEMAS: [FileSchema; 2] = [("host", schema), ("vcpu", vcpu)];
 
 /// Names of hosts, tenants, ports and rules.

@@ -31,7 +31,7 @@ impl HostConfig {
         self.switch.as_ref().map(|switch| switch.terms(&self.host, directory))
     }
 
-    /// The code points of ports whose tenants have one, by port.
+    /// The tenant's code point of each port, by port. Ports are missing if their tenant has none.
     pub(crate) fn code_points(&self) -> BTreeMap<String, u8> {
         let of = |port: &Port| {
             let tenant = port.tenant.as_ref()?;
@@ -46,12 +46,12 @@ impl HostConfig {
 }
 
 impl Tenant {
-    /// Limits on what the tenant's VMs may receive together.
+    /// Limits on the frames that the tenant's VMs may receive together.
     pub(crate) fn receive_terms(&self) -> Option<Terms> {
         self.receive.map(|receive| receive.terms())
     }
 
-    /// Limits on what the tenant's VMs may send by shared ports together.
+    /// Limits on the frames that the tenant's VMs may send by shared ports together.
     pub(crate) fn send_terms(&self) -> Option<Terms> {
         self.send.map(|send| send.terms())
     }
@@ -61,7 +61,7 @@ impl Tenant {
         self.receive.unwrap_or_default().sharing()
     }
 
-    /// Limits on what each of the tenant's `ports` may receive, in the order of `ports`.
+    /// Limits on the frames that each of the tenant's `ports` may receive, in the order of `ports`.
     pub(crate) fn parts(&self, ports: &[&Port]) -> Vec<Terms> {
         let ports: Vec<_> = ports.iter().map(|port| (port.receive, port.uplink_share)).collect();
         egress_policer::parts(self.receive, &ports)

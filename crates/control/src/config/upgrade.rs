@@ -195,8 +195,8 @@ fn rebuild(table: &mut Table, mut change: impl FnMut(Key, Item) -> Option<(Key, 
     }
 }
 
-/// The path of a key that a client names. The path is the current name. A key of a port's
-/// attachment has the attachment's table in front.
+/// The path of a key that a client names, with the key's current name. The path of an attachment's
+/// key begins with the attachment's table.
 pub(super) fn path(kind: &str, table: &Table, key: &str) -> String {
     if let Some((.., now)) = RENAMED.iter().find(|(of, before, _)| (*of, *before) == (kind, key)) {
         return (*now).to_owned();

@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //! A VM's owner says "it is slow". The rate may be the purchased rate, or the core, the neighbours,
-//! the link or the receiver may limit it. It may also be that the VM sends no more. Each cause has
-//! another remedy.
+//! the link or the receiver may limit it. The VM may also have no more to send. Each cause has a
+//! different remedy.
 //!
 //! # Source
 //! C2QoS §II (resources for which VMs compete), §IV, §VII.
@@ -48,22 +48,20 @@ use penstock_dataplane::schedule::IngressPolicy;
 
 use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus, QueueStatus, bits_of};
 
-/// Fractions below this value are noise, in thousandths.
+/// Smallest fraction that is not noise, in thousandths.
 pub(crate) const NOTICEABLE_PERMILLE: u64 = 5;
-/// If a port is without cycles for at least this fraction of the time, the bucket limits it. In
-/// thousandths.
+/// A bucket limits its port if the port is without cycles for at least this many thousandths of the
+/// time.
 const THROTTLED_PERMILLE: u64 = 50;
-/// If at least this fraction of the batches is full, frames count as waiting. In thousandths.
+/// Frames count as waiting if at least this many thousandths of the batches are full.
 const FULL_PERMILLE: u64 = 500;
-/// A core with at least this load is full. In thousandths.
+/// A core is full if its load is at least this many thousandths.
 const CORE_FULL_PERMILLE: u64 = 950;
-/// If a port causes at least this fraction of a core's load, it has the core to itself. In
-/// thousandths.
+/// A port has a core to itself if it causes at least this many thousandths of the core's load.
 const ALONE_PERMILLE: u64 = 900;
-/// If a port got less than this fraction of its entitlement, it did not get the entitlement. In
-/// thousandths.
+/// A port did not get its entitlement if it got less than this many thousandths of the entitlement.
 const ENTITLED_PERMILLE: u64 = 970;
-/// A link with at least this load is full. In thousandths.
+/// A link is full if its load is at least this many thousandths.
 const LINK_FULL_PERMILLE: u64 = 950;
 /// Drops above the sender's own rates.
 const OWN: [DropReason; 2] = [DropReason::Policed, DropReason::SendLimit];
@@ -233,7 +231,7 @@ impl Question<'_> {
         if self.in_debt() {
             return 1_000;
         }
-        // Each of several workers has its own time.
+        // If several workers serve the port, the time is the sum of their times.
         permille(self.port.reading.throttled, self.growth.core_cycles()).min(1_000)
     }
 
@@ -309,8 +307,8 @@ impl Question<'_> {
         }
     }
 
-    /// The queue of `port` that dropped frames, and the weights of all queues. It is the queue of
-    /// the tenant's code point, otherwise the queue with the most drops.
+    /// The queue of `port` that dropped frames, and the sum of the weights of all queues. The queue
+    /// is the queue of the tenant's code point, otherwise the queue with the most drops.
     fn full_queue(&self, port: &str) -> Option<(&QueueStatus, u64)> {
         let port = self.growth.ports.iter().find(|other| other.name == port)?;
         let own = self.port.dscp;

@@ -76,10 +76,9 @@ impl PortChanges {
 impl Core {
     /// Makes `config` the running configuration. If `fresh`, the cost model's file is read again.
     ///
-    /// # Errors
-    /// More cycles are sold than exist, the rules do not fit a table, or a connected driver would
-    /// lose a negotiated feature. In these cases nothing was changed. A further error is that the
-    /// worker has ended.
+    /// # Errors More cycles are sold than exist, the rules do not fit a table, or a connected
+    /// driver would lose a negotiated feature. In these cases nothing was changed. The call also
+    /// fails if a worker has ended.
     pub(super) fn apply(
         &self,
         config: HostConfig,
@@ -275,7 +274,7 @@ impl Core {
 }
 
 /// Checks that `new` keeps the features and queue pairs that a connected driver has negotiated. A
-/// running guest cannot give them up, and each of its connections would end at once.
+/// running guest cannot give these up, and all connections of the guest would end at once.
 fn keeps_its_driver(name: &str, port: &LivePort, new: &Attachment) -> Result<(), ApiError> {
     let Attachment::VhostUser(VhostUser { offloads, queues, .. }) = new else { return Ok(()) };
     let Some(status) = port.link.as_ref().map(|link| link.status()) else { return Ok(()) };

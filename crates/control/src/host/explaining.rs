@@ -51,7 +51,7 @@ impl Past {
             ApiError::new(ErrorKind::Failed, object, problem, remedy)
         })?;
         let growth = core.growth(&before, &now, links);
-        let gone = || ApiError::new(ErrorKind::NotFound, "port", "it has just left", "ask again");
+        let gone = || ApiError::new(ErrorKind::NotFound, "port", "it was removed", "ask again");
         let mut answer = explain(&growth, &status).ok_or_else(gone)?;
         core.profile(&mut answer);
         core.bound(&mut answer, &growth);

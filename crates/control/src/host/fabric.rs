@@ -46,7 +46,7 @@ impl Host {
             return Err(wrong(problem, "start the daemon again, or bring the port back"));
         }
         let overlay = Overlay::new(terms)
-            .map_err(|problem| wrong(problem, "see what the controller tells this host"))?;
+            .map_err(|problem| wrong(problem, "check the plan that the controller sends"))?;
         let absent: Vec<String> = {
             let here = |name: &&String| old.tenants.iter().any(|tenant| tenant.name == **name);
             terms.code_points.keys().filter(|name| !here(name)).cloned().collect()

@@ -86,7 +86,7 @@ impl Host {
                 return Err(wrong(problem, "see `ports` of [switch]"));
             }
             let laid = Laid::new(&queues.weights, &queues.map).map_err(|problem| {
-                wrong(format!("port {name:?}: {problem}"), "see what the controller tells")
+                wrong(format!("port {name:?}: {problem}"), "check the controller's queues")
             })?;
             overlay.ports.insert(name.clone(), laid);
         }

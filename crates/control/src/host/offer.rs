@@ -24,8 +24,8 @@ use crate::snapshot::{IdTable, Sold};
 
 /// Interval between two readings of the counters.
 const LEARN_EVERY: Nanos = Nanos::from_secs(1);
-/// A port counts as held back if frames waited without cycles for at least this fraction (one in so
-/// many) of an interval.
+/// A port counts as held back if frames waited without cycles for at least one part in this many of
+/// an interval.
 const THROTTLED_PART: u64 = 20;
 
 /// A plan that fits, with its entitlements.

@@ -1,8 +1,8 @@
 //! Combines the plan of the fabric's controller with the host's configuration.
 //!
 //! # Problem
-//! A plan is in force until the next one, whatever happens to the configuration file. It must not
-//! be written into that file.
+//! A plan is in force until the next one, also if the configuration file changes. It must not be
+//! written into that file.
 //!
 //! # Approach
 //! The plan is stored separately. It sets the code point of each tenant, and weights and map of the
@@ -11,8 +11,8 @@
 //! A tenant that the plan does not name shares queue 0, with code point 0, so that no VM takes
 //! another tenant's queue. Before the first plan all tenants share queue 0. If the plan limits a
 //! tenant's rates, the limits apply unless the configuration has its own. In a shared queue only
-//! limits protect the other tenants. The plan may name a tenant that the host does not have. Its
-//! VMs may arrive later, and then get their code point.
+//! limits protect the other tenants. The plan may name a tenant that the host does not have. VMs of
+//! such a tenant may arrive later, and then get the tenant's code point.
 
 use std::collections::BTreeMap;
 

@@ -250,7 +250,8 @@ impl Host {
     }
 
     /// Adds a port. If `save` is set, the configuration file is changed too. Otherwise the change
-    /// ends at a restart or reload. This also holds for the functions below.
+    /// ends at a restart or reload. `save` has the same meaning in all functions that change the
+    /// host.
     ///
     /// # Errors
     /// The request is invalid, contradicts the configuration, or failed. Nothing was changed.
@@ -262,7 +263,7 @@ impl Host {
     /// the key.
     ///
     /// # Errors
-    /// As [`Self::add_port`].
+    /// The same as for [`Self::add_port`].
     pub fn set_port(
         &self,
         name: &str,
@@ -275,21 +276,21 @@ impl Host {
     /// Deletes a port. No rule and no static address may refer to it.
     ///
     /// # Errors
-    /// As [`Self::add_port`].
+    /// The same as for [`Self::add_port`].
     pub fn del_port(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::Delete(Kind::Port, name), save)
     }
 
     ///
     /// # Errors
-    /// As [`Self::add_port`].
+    /// The same as for [`Self::add_port`].
     pub fn add_tenant(&self, tenant: Tenant, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::AddTenant(&tenant), save)
     }
 
     ///
     /// # Errors
-    /// As [`Self::add_port`].
+    /// The same as for [`Self::add_port`].
     pub fn set_tenant(
         &self,
         name: &str,
@@ -302,21 +303,21 @@ impl Host {
     /// Deletes a tenant. No object may refer to it.
     ///
     /// # Errors
-    /// As [`Self::add_port`].
+    /// The same as for [`Self::add_port`].
     pub fn del_tenant(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::Delete(Kind::Tenant, name), save)
     }
 
     ///
     /// # Errors
-    /// As [`Self::add_port`].
+    /// The same as for [`Self::add_port`].
     pub fn add_rule(&self, rule: Rule, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::AddRule(&rule), save)
     }
 
     ///
     /// # Errors
-    /// As [`Self::add_port`].
+    /// The same as for [`Self::add_port`].
     pub fn del_rule(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::Delete(Kind::Rule, name), save)
     }

@@ -75,8 +75,8 @@ pub(super) struct Changing {
 }
 
 impl Changing {
-    /// The configuration that runs for the file `parsed`: with the controller's plan, and with
-    /// values of `old` where a change needs a restart.
+    /// The configuration that runs for the file `parsed`. It contains the controller's plan. Keys
+    /// that need a restart keep the values of `old`.
     pub(super) fn running(&self, parsed: HostConfig, old: &HostConfig) -> HostConfig {
         let (host, fabric, switch) = (old.host.clone(), old.fabric.clone(), old.switch.clone());
         self.overlay.over(HostConfig { host, fabric, switch, ..parsed })

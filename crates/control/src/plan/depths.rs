@@ -1,8 +1,9 @@
 //! Warns about policers that are too shallow for large segments (TSO).
 //!
 //! A policer drops a segment of 64 KiB whole. If a bucket is smaller than [`segments_depth`], a TCP
-//! stream loses whole windows, waits for its timeout each time, and reaches a fraction of the rate.
-//! `police` handles frames of its own port; `receive` and `send` handle frames of any port.
+//! stream loses whole windows and waits for its timeout each time. The stream then reaches a
+//! fraction of the rate. `police` handles frames of its own port; `receive` and `send` handle
+//! frames of any port.
 
 use std::fmt::Display;
 
@@ -56,7 +57,7 @@ fn of_terms(object: &str, terms: Terms) -> [Option<String>; 2] {
     ]
 }
 
-/// Whether the port may send large segments, which policers see before they are cut.
+/// Whether the port may send large segments. Policers see such segments before they are cut.
 fn sends_segments(port: &Port) -> bool {
     port.attachment().is_some_and(|attachment| attachment.offloads().tso)
 }

@@ -108,8 +108,8 @@ fn a_port_that_no_policy_limits_is_told_where_it_takes_from_those_who_bought() {
         let [text] = texts(&plan)[..] else { panic!("{schedule}: {:?}", plan.warnings) };
         assert!(text.starts_with(told), "{schedule}: {text}");
     }
-    // There is no warning in these cases: the other port has a later class, it purchased cycles
-    // itself, no port purchased cycles, or it runs on another worker.
+    // There is no warning in four cases: the other port has a later class, it purchased cycles
+    // itself, it runs on another worker, or no port purchased cycles.
     let bought = "cycles = \"1M\"\ningress_policy = \"cycles-strict\"\npriority = 1";
     for other in ["priority = 4", bought] {
         assert_eq!(texts(&beside_a_buyer("hbs", other)), [""; 0], "{other}");
@@ -210,8 +210,8 @@ fn cycles_win_over_a_contract_and_a_difference_is_told() {
     );
 }
 
-/// At 2 GHz the floors of two ports together are 2 % of the core, less if less is unsold, and at
-/// least a thousandth.
+/// At 2 GHz the floors of two ports together are 2 % of the core. They are less if less is unsold,
+/// but at least a thousandth.
 #[test]
 fn who_bought_nothing_is_sure_of_a_floor_where_classes_come_first() {
     let floors = |schedule: &str, sold: &str| -> Vec<u64> {

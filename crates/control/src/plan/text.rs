@@ -19,7 +19,7 @@ pub(super) fn no_model(port: &Port) -> ConfigError {
     refusal(object, problem, remedy.to_owned())
 }
 
-/// Warns if `cycles` differs from what the contract needs.
+/// Warns if `cycles` differs from the need of the contract.
 pub(super) fn compare(
     port: &Port,
     cycles: CyclesPerSecond,

@@ -39,7 +39,8 @@ pub struct StaticAddress {
 pub struct Compiler {
     ids: IdTable,
     tables: BTreeMap<Scope, Built>,
-    /// Output sets by number. They only grow, because kept tables refer to them.
+    /// Output sets by number. The list only grows, because the tables that are kept refer to its
+    /// sets.
     sets: Vec<Box<[u16]>>,
     statics: Vec<StaticAddress>,
     ingress_policers: IngressPolicers,
@@ -49,7 +50,7 @@ pub struct Compiler {
     streams: StreamTable,
     /// Entitlements by port number.
     bought: Vec<PortQos>,
-    /// Workers that count hits; 0 means 1.
+    /// Number of workers that count hits; 0 means 1.
     workers: usize,
     /// Entitlements by port name.
     sold: BTreeMap<String, Sold>,
@@ -129,7 +130,8 @@ impl Compiler {
         Self { workers, ..Self::default() }
     }
 
-    /// Sets the entitlements by port name for the next snapshot. Other ports have their `cycles`.
+    /// Sets the entitlements by port name for the next snapshot. A port that `sold` does not
+    /// contain is entitled to its configured `cycles`.
     pub fn sell(&mut self, sold: BTreeMap<String, Sold>) {
         self.sold = sold;
     }

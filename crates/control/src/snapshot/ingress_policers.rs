@@ -56,7 +56,7 @@ impl IngressPolicers {
         });
         let vms: Vec<&Port> = config.ports.iter().filter(|port| port.tenant.is_some()).collect();
         let links = config.ports.iter().filter_map(|port| {
-            // An output that is shared needs no limits while it is full.
+            // An output with `fair-share` or `wfq` needs no limits while its link is full.
             if port.egress != Egress::Fifo || port.tenant.is_some() {
                 return None;
             }

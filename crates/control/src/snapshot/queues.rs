@@ -1,7 +1,7 @@
 //! Queues of outputs. They outlive a snapshot.
 //!
-//! A queue and its frames stay while only rates and weights change. If the size of its memory
-//! changes, it is replaced.
+//! A queue and its frames stay while only rates and weights change. If the size of a queue's memory
+//! changes, the queue is replaced.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

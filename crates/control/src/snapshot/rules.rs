@@ -1,8 +1,9 @@
 //! Translates the configuration's rules into those of the data path, and builds their tables.
 //!
-//! One rule becomes as many as its port ranges and address families need, at most
-//! [`EXPANSIONS_MAX`], all with its priority. A rule's number is its index in its table. If
-//! priorities are equal, the first rule in the file thus wins.
+//! One configured rule becomes as many rules of the data path as its port ranges and address
+//! families need, at most [`EXPANSIONS_MAX`]. All of them have the configured rule's priority. A
+//! rule's number is its index in its table, so the first rule in the file wins if priorities are
+//! equal.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Objects that contradict each other: one clear error each, with its place and a remedy.
+//! Tests of objects that contradict each other. Each mistake causes one clear error with its place
+//! and a remedy.
 
 use crate::wrong::{Case, appended};
 

@@ -1,4 +1,5 @@
-//! Each mistake of an object itself has its one clear error, with its place and a remedy.
+//! Tests of mistakes in single objects. Each mistake causes one clear error with its place and a
+//! remedy.
 
 use crate::wrong::{BASE, Case, appended, errors};
 
@@ -21,7 +22,7 @@ fn a_list_must_be_tables() {
     assert_eq!(errors(text), [error]);
 }
 
-/// A rate alone is no `police`: it could be of bits or of frames.
+/// A rate alone is not a valid `police`, because it could be a rate of bits or of frames.
 #[test]
 fn a_value_that_must_be_a_table_is_told_its_form() {
     for (pair, example) in [
@@ -137,7 +138,8 @@ fn an_unknown_key_does_not_hide_what_is_wrong_with_the_others() {
     assert_eq!(got.len(), 2, "{got:?}");
     assert!(got[0].contains("there is no tenant \"nobody\""), "{got:?}");
     assert!(got[1].contains("unknown key `colour_of_cable`"), "{got:?}");
-    // A misspelt key may be what the others seem to lack: it stands alone.
+    // An error about a misspelt key is reported alone. A key that seems to be missing may be the
+    // misspelt one.
     let port = "[[port]]\nname = \"vm3\"\nvhost-use.socket = \"/run/vm3.sock\"\n";
     let got = errors(&format!("{BASE}{port}"));
     assert!(got.len() == 1 && got[0].ends_with("did you mean `vhost-user`?"), "{got:?}");

@@ -1,4 +1,4 @@
-//! `[fabric]`: what it needs, and what it does not share with others.
+//! Tests of `[fabric]`: the keys that it requires, and the keys of other sections that it excludes.
 
 use crate::wrong::{BASE, errors};
 

@@ -1,10 +1,10 @@
-//! `[vcpu]` and `[[vm]]`: what they need, and that all deadlines are admitted together.
+//! Tests of `[vcpu]` and `[[vm]]`: required keys, and the admission of all deadlines together.
 
 use penstock_control::config::{Machine, parse_on};
 
 use crate::wrong::BASE;
 
-/// Mistakes on a machine of twelve processors, without their places.
+/// The mistakes in `text` on a machine with twelve CPUs. The places of the mistakes are removed.
 fn told(text: &str) -> Vec<String> {
     let machine = Machine { cores: Some((0..12).collect()) };
     match parse_on(&format!("{BASE}{text}"), "host.toml", &machine) {
@@ -84,9 +84,9 @@ fn deadlines_are_admitted_together() {
     assert!(refused[0].starts_with("vm \"voice0\": no deadline is kept: on processor 7, "));
     assert!(refused[0].contains("a deadline of 3.5 ms"), "{refused:?}");
     assert_eq!(of("7, 8", 7, 1), Vec::<String>::new(), "there is room on another");
-    // One alone would fit beside these, and so would each of the five.
+    // Each of the five periodic VMs would fit alone, but together they do not fit.
     assert!(!of("7", 1, 5).is_empty());
-    // Its vCPUs are as many as it is planned with.
+    // Admission counts a VM with its planned number of vCPUs, here nine.
     let wide = vm("wide", &format!("vcpus = 9\n{voice}"));
     assert!(!told(&format!("[vcpu]\ncpus = [7]\n{wide}")).is_empty());
 }

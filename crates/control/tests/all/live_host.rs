@@ -1,4 +1,4 @@
-//! The host with a real worker and real sockets; needs no rights.
+//! Tests of the host with a real worker and real sockets. They need no privileges.
 
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use penstock_control::config::{self, Port, VhostUser};
 use penstock_control::host::{FdbFilter, Host};
 use penstock_units::Nanos;
 
-/// A directory that is gone after the test.
+/// A directory that is removed after the test.
 struct TempDir(PathBuf);
 
 impl TempDir {
@@ -70,7 +70,7 @@ fn a_host_runs_changes_and_ends() {
     assert!(!directory.0.join("vm2.sock").exists(), "a port takes its socket with it");
     assert_eq!(std::fs::read_to_string(&path).expect("the file"), before);
 
-    // A port whose socket cannot be made is refused and leaves nothing behind.
+    // A port is refused if its socket cannot be created, and leaves nothing behind.
     let lost = Port {
         tenant: Some("red".into()),
         vlan: "100".parse().ok(),
@@ -147,7 +147,7 @@ fn a_port_rings_its_vms_bell_where_that_can_be_heard() {
         let vm = format!("[[vm]]\nname = \"web\"\npid = 1\nvcpu_weight = {weight}\n");
         std::fs::write(&path, format!("{text}{vcpu}{vm}")).expect("a file");
     };
-    // A socket is no directory: frames pass all the same.
+    // `run_dir` is a file, so no bell can be opened. This causes only a warning.
     of(&directory.0.join("host.toml"), 1);
     let config = config::load(&path).expect("a right file");
     let host = Host::start(config, Some(path.clone())).expect("a worker");

@@ -1,4 +1,4 @@
-//! Configuration and control of a switch, tested from outside the crate.
+//! Tests of configuration and control from outside the crate.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod config_conflicts;

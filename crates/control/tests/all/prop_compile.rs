@@ -1,4 +1,4 @@
-//! Whatever the configuration and however it changes: numbers stay, tenants stay apart.
+//! Property tests: after any change of any configuration, numbers stay and tenants stay separate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,14 +8,15 @@ use penstock_control::snapshot::{Compiler, IdTable};
 use penstock_dataplane::classify::Snapshot;
 use proptest::prelude::*;
 
-/// A host in a few numbers; [`text`] makes a right configuration of any.
+/// A host in a few numbers. [`text`] makes a valid configuration of any value.
 #[derive(Clone, Debug)]
 struct Plan {
-    /// VLANs of each tenant, from 1 to 12; empty: untagged.
+    /// VLANs of each tenant, from 1 to 12. A tenant without VLANs has an untagged network.
     tenants: Vec<BTreeSet<u16>>,
-    /// Name, tenant (or shared), trunk or access, which VLANs.
+    /// Name, tenant (`None`: shared), whether the port is a trunk, and the bits that choose its
+    /// VLANs.
     ports: Vec<(u8, Option<u8>, bool, u64)>,
-    /// Port or tenant or none, output.
+    /// Scope (a port, a tenant, or all ports) and output.
     rules: Vec<(u8, u8)>,
 }
 
@@ -30,7 +31,7 @@ fn plan() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// The members of `set` that the bits of `pick` name, at least one.
+/// The members of `set` that the bits of `pick` choose, at least one.
 fn some(set: &BTreeSet<u16>, pick: u64) -> Vec<u16> {
     let picked: Vec<u16> = set.iter().copied().filter(|v| pick >> v & 1 == 1).collect();
     if picked.is_empty() { set.iter().copied().take(1).collect() } else { picked }
@@ -81,7 +82,7 @@ fn ids(table: &IdTable) -> BTreeMap<String, u16> {
     ports.chain(networks).collect()
 }
 
-/// Everything a snapshot promises about who may talk to whom.
+/// Checks all guarantees of a snapshot about the ports that may exchange frames.
 fn check(config: &HostConfig, table: &IdTable, snapshot: &Snapshot) {
     for port in &config.ports {
         let id = table.port(&port.name).expect("every port has a number");

@@ -1,5 +1,5 @@
-//! The committed files are those that the code makes and reads, and the schemas refuse what they
-//! can of what the code refuses.
+//! Tests of the committed files: the code generates and reads them. The schemas refuse as many of
+//! the code's errors as a schema can express.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use crate::wrong;
 
-/// Whether an editor that goes by the schema marks nothing in a host's file.
+/// Whether an editor with the schema marks nothing in a host's file.
 fn passes_the_schema(text: &str) -> bool {
     passes("host", text)
 }
 
-/// The same of a file of another kind.
+/// Like [`passes_the_schema`], for another kind of file.
 fn passes(kind: &str, text: &str) -> bool {
     let schema = of_kind(kind);
     let file: Value = toml_edit::de::from_str(text).expect("TOML");
@@ -60,7 +60,8 @@ fn the_schemas_are_strict() {
     }
 }
 
-/// The kind of a file by its tables; `None` for the controller's files, which have their own test.
+/// The kind of a file, by its tables. `None` means a file of the controller, which has its own
+/// test.
 fn kind(file: &Value) -> Option<&'static str> {
     let has = |table: &str| file.get(table).is_some();
     match () {
@@ -81,7 +82,7 @@ fn every_example_is_right() {
             let name = path.display().to_string();
             match path.extension().and_then(|extension| extension.to_str()) {
                 Some("toml") => {}
-                // Those of systemd; `scripts/test-units.sh` has it read them.
+                // These files belong to systemd. `scripts/test-units.sh` checks them with systemd.
                 Some("service" | "socket" | "conf" | "sysusers" | "md") => continue,
                 _ => panic!("{name}: nothing looks at files of this kind"),
             }
@@ -126,8 +127,8 @@ const TAP: &str = "[[port]]\nname = \"x\"\ntap.interface = \"x\"\ntenant = \"blu
 const WIRE: &str = "[[port]]\nname = \"x\"\npacket.interface = \"x\"\nvlan = 100\n";
 const RULE: &str = "[[rule]]\nname = \"x\"\nactions = [\"drop\"]\n";
 
-/// One mistake each, and one that a schema can say: what it is appended to, and the keys. Those of
-/// the first list go into `[host]`.
+/// Mistakes that a schema can find, one in each text. The texts of this list go into `[host]`.
+/// [`APPENDED`] pairs the text to append to with the keys that have mistakes.
 const OF_THE_HOST: [&str; 11] = [
     "socket = \"host.sock\"",
     "state_dir = \"var\"",
@@ -276,7 +277,7 @@ fn the_schema_refuses_what_it_can_say() {
     assert!(accepted.is_empty(), "accepted by the schema:\n{}", accepted.join("\n"));
 }
 
-/// Whatever is appended to without a mistake is right by both.
+/// Text without a mistake is valid for the schema and for the code.
 #[test]
 fn the_schema_accepts_what_is_right() {
     for right in [
@@ -303,7 +304,8 @@ fn the_schema_accepts_what_is_right() {
 const CPUS: &str = "[vcpu]\ncpus = [1]\n";
 const CLOCK: &str = "[vcpu]\ncpus = [1]\n[[vm]]\nname = \"a\"\n";
 
-/// A text, what may be appended to it, and one mistake each that may not.
+/// A text, lines that may be appended to it, and lines that may not. Each of the latter has one
+/// mistake.
 type Cases = (&'static str, &'static [&'static str], &'static [&'static str]);
 const VCPU: &[Cases] = &[
     (
@@ -334,7 +336,7 @@ const VCPU: &[Cases] = &[
     ),
 ];
 
-/// What the program says of a scheduler's file; nothing if it takes it.
+/// The program's error about a scheduler's file; `None` if the file is valid.
 fn refuses(text: &str) -> Option<String> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]

@@ -40,20 +40,19 @@ pub struct OutputArgs {
 /// Frame sizes of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sizes {
-    /// As it was written: `64`, `imix`.
+    /// Text as the user wrote it, such as `64` or `imix`.
     pub name: String,
     /// The sizes, FCS included.
     pub mix: SizeMix,
 }
 
 impl Sizes {
-    /// One size.
     #[must_use]
     pub fn fixed(size: u16) -> Self {
         Self { name: size.to_string(), mix: SizeMix::fixed(size) }
     }
 
-    /// The size as a number, a mix by its name.
+    /// A single size as a number, a mix as its name.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         match self.name.parse::<u16>() {
             Ok(size) => size.into(),
@@ -245,7 +244,7 @@ pub struct LossArgs {
     pub output: OutputArgs,
 }
 
-/// Seconds of a run.
+/// Parses the seconds of a run.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(secs) if (0.01..=86_400.0).contains(&secs) => Ok(secs),

@@ -1,4 +1,4 @@
-//! Two VMs behind a switch of ours, and what its stages cost them.
+//! Two VMs behind a Penstock switch, and the cost of the switch's stages.
 
 use serde_json::{Map, Value};
 
@@ -15,12 +15,12 @@ use penstock_guest::load::{Rate, SizeMix};
 /// Seconds of load before counting starts.
 const WARM_UP_SECS: f64 = 0.2;
 
-/// Costs in a window.
+/// Rates and costs, measured over a time window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Stages {
     /// Frames per second that the worker took.
     pub frames_per_sec: f64,
-    /// Cycles per second of its turns that moved frames.
+    /// Cycles per second that the worker spent on turns that moved frames.
     pub busy_per_sec: f64,
     /// Cycles of a frame in ingress, classification and egress, from the sampled batches.
     pub of_frame: [f64; 3],
@@ -49,7 +49,7 @@ pub(crate) struct LivePair {
 }
 
 impl LivePair {
-    /// Starts the switch and attaches the VMs. Bytes are written and verified.
+    /// Starts the switch and attaches the VMs. The VMs write and verify the bytes of frames.
     pub fn start(args: &BedArgs, guard: &Guard) -> anyhow::Result<Self> {
         let bed = Bed::new(args, guard.clone())?;
         let link = Link { ring_size: 256, packed: false, touch: true };

@@ -2,17 +2,16 @@
 //!
 //! # Approach
 //!
-//! Frames are due by the clock, according to a time stamp of every turn of the generator. A frame
-//! that is due and that the ring refuses is lost. So is a frame that does not arrive. Neither is
-//! sent later instead.
+//! The clock determines when a frame is due. The generator reads the clock in every turn. A due
+//! frame is lost if the ring refuses it, or if it does not arrive. Lost frames are not sent again.
 //!
 //! The soak is divided into intervals. An interval is *marked* if no switch could have avoided its
 //! losses. In such an interval the worker or the generator waited for its core for longer than half
-//! a ring lasts, or the generator was away from its loop for that long. The intervals next to it
-//! are marked too: a wait is accounted when it ends, and a loss is seen when the next frame
-//! arrives. Time that a hypervisor takes from the worker alone is not seen, and so not marked. A
-//! timer tick may take 50 us under a hypervisor. Therefore rings have 1,024 descriptors here by
-//! default.
+//! a ring lasts. An interval is also marked if the generator was away from its loop for that long.
+//! The intervals next to a marked one are marked too: a wait is accounted when it ends, and a loss
+//! is seen when the next frame arrives. The benchmark does not see time that a hypervisor takes
+//! from the worker alone, so it does not mark such intervals. A timer tick may take 50 us under a
+//! hypervisor. Therefore rings have 1,024 descriptors here by default.
 //!
 //! # Source
 //!
@@ -38,9 +37,10 @@ use penstock_guest::load::Rate;
 
 /// Length of an interval of the soak.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// Seconds in which the maximum is measured, and of the warm-up before it.
+/// Seconds of the measurement of the maximum, and of the warm-up before it.
 const MAX_SECS: f64 = 1.0;
-/// Number of times that a trial is repeated if it had losses while a core was waited for.
+/// Number of trials at one rate if trials have losses while the worker or the generator waits for a
+/// core.
 const AGAIN: usize = 3;
 /// Relative width of a searched rate.
 const WIDTH: f64 = 0.005;
@@ -48,7 +48,7 @@ const WIDTH: f64 = 0.005;
 const GOALS: [(f64, &str); 2] = [(0.0, "ndr"), (0.005, "pdr-0.5%")];
 /// Largest permitted percentage of marked intervals.
 const MARKED_MOST: f64 = 1.0;
-/// Largest number of intervals that are listed one by one.
+/// Limit on marked or lossy intervals that are listed one by one.
 const LISTED: usize = 1000;
 
 /// One interval of the soak.
@@ -165,7 +165,7 @@ pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The maximum, the searches and the soak of one switch.
+/// Measures the maximum of one switch, searches its rates, and runs the soak.
 fn one_switch(
     bed: &Bed,
     switch: &mut Rig,
@@ -295,7 +295,7 @@ fn soak(bed: &Bed, switch: &mut Rig, rate: f64, secs: f64, limit_ns: u64) -> any
             }
             Ok(())
         })?;
-        // What was under way at the last reading.
+        // The last interval includes the frames that were under way at the last reading.
         marker.see(secs, last, switch.waited_ns());
         Ok(marker)
     })?;
@@ -347,11 +347,11 @@ mod tests {
     fn losses_count_unless_somebody_was_away_then_or_next_to_it() {
         let mut marker = Marker::new(20_000, 500);
         marker.see(0.01, paced(0, 0, 5_000, 0), 500);
-        // The worker waits. Its loss is seen, and its wait is not yet over.
+        // The worker waits. The loss is already visible, but the wait is not accounted yet.
         marker.see(0.02, paced(3, 0, 5_000, 0), 500);
         marker.see(0.03, paced(3, 1, 5_000, 0), 50_500);
         marker.see(0.04, paced(3, 2, 5_000, 0), 50_500);
-        // Nothing was away, and nothing is away in the next interval.
+        // Neither worker nor generator was away, in this interval or in the next.
         marker.see(0.05, paced(3, 4, 5_000, 0), 50_500);
         marker.see(0.06, paced(3, 4, 5_000, 0), 50_500);
         // The generator was away, as its gap shows.

@@ -8,8 +8,8 @@
 //! # Quantities
 //!
 //! - `lower`: the highest rate known to meet the goal.
-//! - `upper`: the lowest rate known not to meet it, or the maximum.
-//! - `width`: `(upper - lower) / upper` at which the search is over.
+//! - `upper`: the lowest rate known not to meet the goal, or the maximum.
+//! - `width`: the search ends when `(upper - lower) / upper` is at most this value.
 //!
 //! # Approach
 //!
@@ -31,14 +31,14 @@
 
 use crate::rig::stats::to_f64;
 
-/// What a trial found.
+/// Result of a trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Trial {
     /// Frames offered.
     pub offered: u64,
     /// Frames that did not arrive, including those that the ring refused.
     pub lost: u64,
-    /// Seconds that it took, including its repetitions.
+    /// Seconds of the trial, including its repetitions.
     pub secs: f64,
 }
 
@@ -150,7 +150,8 @@ impl<T: FnMut(f64, f64) -> anyhow::Result<Trial>> Running<'_, T> {
         Ok(trial.ratio() <= self.goal)
     }
 
-    /// Whether `rate` meets the goal in long trials. `None`: it did until time was up.
+    /// Whether `rate` meets the goal in long trials. `None`: the rate met the goal until the time
+    /// limit.
     fn confirms(&mut self, rate: f64) -> anyhow::Result<Option<bool>> {
         let mut confirmed = 0.0;
         while confirmed < self.settings.confirm_secs {

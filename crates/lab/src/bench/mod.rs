@@ -8,8 +8,8 @@
 //! # Approach
 //!
 //! Every claim is a ratio within one run: the same generator, sockets, rings and load, and switches
-//! that take turns (A B A B). The report has medians with their spread, and what would make them
-//! wrong: waits for a core, a generator at its limit, and lost frames.
+//! that take turns (A B A B). The report has medians with their spread. It also has the conditions
+//! that would make them wrong: waits for a core, a generator at its limit, and lost frames.
 //!
 //! # Source
 //!
@@ -48,8 +48,8 @@ pub use report::{Ratio, Report, Row};
 ///
 /// # Errors
 ///
-/// The context of an error names the object at fault. The caller's [`Guard::finish`] takes down
-/// what was made.
+/// The context of an error names the object at fault. The caller's [`Guard::finish`] removes
+/// everything that the benchmark created.
 pub fn run(benchmark: &Benchmark, guard: &Guard) -> anyhow::Result<ExitCode> {
     let (report, output) = match benchmark {
         Benchmark::V2v(args) => (v2v::run(args, guard)?, &args.output),

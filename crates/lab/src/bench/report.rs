@@ -3,9 +3,10 @@
 //! # Format
 //!
 //! `rows` and `ratios` have the same keys in every benchmark, so that one program can read them
-//! all. A value that a benchmark does not have is `null`. `min`, `max` and `median` are of
-//! `metric`. If that metric has a key of its own in the row, the median is there as well. What
-//! explains a row (busy shares, stages, waits, the generator's part) is in its `detail`.
+//! all. A value that a benchmark does not have is `null`. `min`, `max` and `median` are values of
+//! `metric`. If that metric has a key of its own in the row, the median is there as well. The
+//! `detail` of a row has the values that explain it (busy shares, stages, waits, the generator's
+//! part).
 
 use std::fmt::{self, Write as _};
 
@@ -17,7 +18,7 @@ use crate::rig::stats::Spread;
 /// One case of one switch.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// What was configured or done.
+    /// Name of the case, such as its configuration.
     pub case: String,
     /// Frame size in bytes, FCS included, or `imix`. `null` if frames have no single size.
     pub size: Value,
@@ -41,7 +42,7 @@ pub struct Row {
     pub metric: &'static str,
     /// The median run.
     pub median: f64,
-    /// Medians of what explains the row.
+    /// Medians of the values that explain the row.
     pub detail: Map<String, Value>,
 }
 
@@ -78,28 +79,26 @@ impl Row {
     }
 }
 
-/// A comparison, and whether it is what was promised.
+/// A comparison of two switches, and whether it keeps its bar. `case`, `size` and `flows` are those
+/// of the [`Row`].
 #[derive(Debug, Clone, Serialize)]
 pub struct Ratio {
-    /// As in [`Row`].
     pub case: String,
-    /// As in [`Row`].
     pub size: Value,
-    /// As in [`Row`].
     pub flows: u32,
-    /// What we are compared with.
+    /// Name of the switch or variant with which Penstock is compared.
     pub peer: String,
-    /// What is compared, and in which direction.
+    /// The compared quantity, and the direction of the ratio.
     pub metric: &'static str,
     /// The ratio, or the value itself if the bar is absolute.
     pub ratio: f64,
-    /// What was promised. `null` if nothing was.
+    /// The promised value. `null` if there is none.
     pub bar: Option<f64>,
     /// Whether the bar holds. `null` without a bar.
     pub holds: Option<bool>,
 }
 
-/// Which side of its bar a ratio must be on.
+/// The limit of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Bar {
     /// The ratio must be at least this.
@@ -113,7 +112,7 @@ pub(crate) enum Bar {
 impl Ratio {
     /// The comparison for the case of `row`, judged by `bar`.
     pub(crate) fn of(row: &Row, peer: &str, metric: &'static str, ratio: f64, bar: Bar) -> Self {
-        // Judged before rounding.
+        // The unrounded ratio is judged.
         let (bar, holds) = match bar {
             Bar::AtLeast(bar) => (Some(bar), Some(ratio >= bar)),
             Bar::AtMost(bar) => (Some(bar), Some(ratio <= bar)),
@@ -131,7 +130,7 @@ pub struct Report {
     pub bench: &'static str,
     /// The machine, the programs and the settings.
     pub platform: Map<String, Value>,
-    /// What was measured.
+    /// Measurements of the cases.
     pub rows: Vec<Row>,
     /// The comparisons of the rows.
     pub ratios: Vec<Ratio>,

@@ -2,10 +2,10 @@
 //!
 //! # Approach
 //!
-//! The generator gives the switch one frame, takes the time-stamp counter, and polls the other VM
-//! until the frame is there. This is one way through the switch, with both stamps of one core. The
-//! next frame follows at once. Both workers poll without pause (`--idle-backoff-us` gives ours
-//! one).
+//! The generator gives the switch one frame, reads the time-stamp counter, and polls the other VM
+//! until the frame is there. This is one way through the switch, and both time stamps come from one
+//! core. The next frame follows at once. Both workers poll without pause, unless
+//! `--idle-backoff-us` sets a pause for Penstock's worker.
 
 use std::time::Duration;
 

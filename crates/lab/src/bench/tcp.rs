@@ -5,8 +5,8 @@
 //!
 //! `penstock endpoint` serves both NICs. It and iperf3 have the generator's core, and the worker
 //! has its own. All switches exist at once, with endpoints of their own, but all except one are
-//! stopped. A run of one is followed by a run of the next. OVS takes part twice: with its defaults
-//! and with `userspace-tso-enable`, because without that setting no endpoint gets an offload.
+//! stopped. The switches take turns, one run each. OVS takes part twice: with its defaults and with
+//! `userspace-tso-enable`, because without that setting no endpoint gets an offload.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -80,7 +80,7 @@ impl Linked {
         Ok(Self { server: None, endpoint: None, subject, dir, namespaces })
     }
 
-    /// Puts namespaces behind the ports and waits until TCP passes. The switch runs.
+    /// Puts namespaces behind the ports and waits until TCP passes. The switch must be running.
     fn link(&mut self, bed: &Bed, offloads: OnOff) -> anyhow::Result<()> {
         self.unlink();
         let core = bed.generator_core().to_string();
@@ -163,8 +163,8 @@ fn received(json: &str) -> anyhow::Result<(f64, u64, f64)> {
         anyhow::bail!("iperf3: {error}");
     }
     let sum = &report["end"]["sum_received"];
-    let secs = sum["seconds"].as_f64().context("iperf3 tells no seconds")?;
-    let bytes = sum["bytes"].as_u64().context("iperf3 tells no bytes")?;
+    let secs = sum["seconds"].as_f64().context("iperf3 reports no seconds")?;
+    let bytes = sum["bytes"].as_u64().context("iperf3 reports no bytes")?;
     ensure!(secs > 0.0, "iperf3 took no time");
     let retransmits = report["end"]["sum_sent"]["retransmits"].as_f64().unwrap_or(0.0);
     Ok((secs, bytes, retransmits))
@@ -281,7 +281,8 @@ fn add_rows(
     report.rows.append(&mut rows);
 }
 
-/// What was promised of our rate over the peer's, and of our cycles per byte over the peer's.
+/// The bars of two ratios: Penstock's rate divided by the peer's, and Penstock's cycles per byte
+/// divided by the peer's.
 fn bars(offloads: OnOff, streams: u32, peer: &str) -> (Bar, Bar) {
     match (offloads, streams, peer) {
         (OnOff::On, 1, "ovs-dpdk") => (Bar::AtLeast(3.0), Bar::None),

@@ -2,9 +2,9 @@
 //!
 //! # Approach
 //!
-//! A run of ours is followed by a run of the peer's, with the same load at the same kind of
-//! sockets, and so on: A B A B. Cycles per frame are the cycles of the worker's turns that moved
-//! frames, divided by the frames that they moved. They are read while no frame is under way.
+//! Runs of Penstock and of the peer alternate (A B A B), with the same load on the same kind of
+//! sockets. Cycles per frame are the cycles of the worker's turns that moved frames, divided by the
+//! frames that they moved. They are read while no frame is under way.
 
 use anyhow::ensure;
 
@@ -26,14 +26,15 @@ use penstock_guest::load::Rate;
 const WARM_UP_SECS: f64 = 0.2;
 /// If the worker is busy for this percentage of a window, it is the bottleneck.
 const SATURATED_PERCENT: f64 = 95.0;
-/// Penstock without metering and classes, compared with itself with them.
+/// Name of Penstock without metering and classes. Penstock with them is compared with it.
 const PLAIN: &str = "penstock-plain";
-/// Penstock with its output's queue in the order of arrival, compared with itself with shares.
+/// Name of Penstock with an output queue in the order of arrival. Penstock with shares is compared
+/// with it.
 const FIFO: &str = "penstock-fifo";
 /// The frequency at which the absolute bar is stated.
 const BAR_HZ: f64 = 2.0e9;
 
-/// What is sent in a case.
+/// The load of a case.
 #[derive(Debug, Clone)]
 struct Load {
     case: Case,
@@ -136,7 +137,7 @@ fn loads(args: &V2vArgs) -> anyhow::Result<Vec<Load>> {
     Ok(loads)
 }
 
-/// Runs the switches in turns (A B A B). Returns for each switch its runs, in order.
+/// Runs the switches in turns (A B A B). Returns the runs of each switch, in order.
 fn pairs(
     bed: &Bed,
     switches: &mut [Rig],
@@ -186,7 +187,7 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Rig], samples: &[Vec<S
         if let Some(ratio) = paired_ratio(&cycles(1), &cycles(0)) {
             report.ratios.push(Ratio::of(ours, &theirs.subject, "cycles_per_packet", ratio, bar));
         }
-        // If the generator is the bottleneck, the rates are its own, and nothing is promised.
+        // If the generator is the bottleneck, the rates are the generator's, and no bar applies.
         let saturated = ours.detail.get("worker_busy_percent").and_then(serde_json::Value::as_f64);
         let judged = saturated.is_some_and(|busy| busy >= SATURATED_PERCENT);
         let bar = if judged { bar } else { Bar::None };
@@ -196,7 +197,7 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Rig], samples: &[Vec<S
         }
         let hz = samples[0].first().map_or(BAR_HZ, |s| s.tsc_hz);
         let short = (load.case, load.sizes.name.as_str()) == (Case::L3, "64");
-        // With a queue or an interface on the way, it is not the same path.
+        // The absolute bar is for the plain path, without a queue or an interface on the way.
         if short && load.flows == 1 && !load.outside && theirs.subject != FIFO {
             let scaled = ours.median * BAR_HZ / hz;
             let metric = "cycles_per_packet_at_2_ghz";
@@ -206,7 +207,7 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Rig], samples: &[Vec<S
     report.rows.append(&mut rows);
 }
 
-/// What was promised of Penstock's rate with metering and classes over its rate without.
+/// Bar of Penstock's rate with metering and classes, divided by its rate without them.
 fn plain_bar(load: &Load) -> Bar {
     match load.sizes.name.as_str() {
         "64" => Bar::AtLeast(0.97),
@@ -215,7 +216,7 @@ fn plain_bar(load: &Load) -> Bar {
     }
 }
 
-/// What was promised of the peer's cycles over ours.
+/// Bar of the peer's cycles divided by Penstock's cycles.
 fn relative_bar(load: &Load) -> Bar {
     let full = load.rate == Rate::Max && !load.outside;
     match (load.case, load.sizes.name.as_str(), load.flows) {
@@ -246,7 +247,8 @@ fn row(load: &Load, subject: &str, samples: &[Sample]) -> Option<Row> {
     note("worker_busy_percent", &Sample::worker_busy_percent);
     note("worker_wait_percent", &Sample::worker_wait_percent);
     note("generator_wait_percent", &Sample::generator_wait_percent);
-    // At 100 under full load the generator is the bottleneck: each of its turns moved something.
+    // If this value is 100 under full load, the generator is the bottleneck: each of its turns
+    // moved something.
     note("generator_busy_percent", &|s| 100.0 * (1.0 - s.window.idle_secs / s.window.secs));
     note("lost_percent", &|s| 100.0 * to_f64(s.window.lost()) / to_f64(s.window.tx_frames.max(1)));
     for (i, (name, _)) in samples[0].worker.notes.iter().enumerate() {

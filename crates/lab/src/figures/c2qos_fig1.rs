@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //!
-//! VM1 changes what it sends, within its limit, and VM2 loses bandwidth.
+//! VM1 changes its traffic within its limit, and VM2 loses bandwidth.
 //!
 //! # Source
 //!
@@ -14,29 +14,29 @@
 //! # Approach
 //!
 //! The paper says that the VMs "behave well" and that "their bandwidths are precisely limited". So
-//! both VMs send what they bought, evenly paced. After the size event VM1 still offers its 2 Gbit/s
-//! ("in order to achieve the same throughput"). The paper cannot mean senders at their maximum. A
-//! frame that a limiter drops has already cost its ingress, so VM2 would never have had its 8
-//! Gbit/s.
+//! both VMs send at the rates that they bought, evenly paced. After the size event VM1 still offers
+//! its 2 Gbit/s ("in order to achieve the same throughput"). The paper cannot mean senders at their
+//! maximum. A frame that a limiter drops has already cost its ingress, so VM2 would never have had
+//! its 8 Gbit/s.
 //!
-//! 2 + 8 Gbit/s fill the link. They are therefore counted as the link counts them, with preambles
-//! and gaps. The bandwidths shown count frames alone.
+//! 2 + 8 Gbit/s fill the link. These rates therefore include preambles and gaps, as on the link.
+//! The figure shows bandwidths of frames alone.
 //!
-//! With C2QoS, both VMs have what they bought in cycles (strict, one class). The cost model has
+//! With C2QoS, both VMs have their purchase in cycles (strict, one class). The cost model has
 //! errors and learns; the events are the same.
 //!
 //! # Frame size of (c) and (d)
 //!
 //! The paper does not print this size. 3.0 M frames/s of 64 B leave a tenth of our core idle. That
-//! is more than VM1's look-ups take, so nobody would lose. The paper's VM2 loses at once, so its
-//! core was sold out. [`SOLD_OUT`] is the largest size at which the table forwards what was sold
-//! (99.5 % of the core). At that size VM2 pays for every look-up, and for nothing else.
+//! is more than VM1's look-ups take, so no VM would lose anything. The paper's VM2 loses at once,
+//! so its core was sold out. [`SOLD_OUT`] is the largest size at which the table forwards the sold
+//! rates (99.5 % of the core). At that size VM2 pays for every look-up, and for nothing else.
 //!
 //! # Calibration
 //!
-//! That size and the factor 2.67 of [`super::paper_platform`] were chosen by what VM2 loses in (c).
-//! The record also shows (c) with a factor of 1.67, with 64 B frames, and with both
-//! (`pps_victim_delta_pct_…`). These claims have no band. The bits of (a) need neither number.
+//! That size and the factor 2.67 of [`super::paper_platform`] were fitted to VM2's loss in (c). The
+//! record also shows (c) with a factor of 1.67, with 64 B frames, and with both
+//! (`pps_victim_delta_pct_…`). These claims have no band. Panel (a) depends on neither number.
 
 use penstock_sim::testbed::Traffic;
 use penstock_units::Nanos;

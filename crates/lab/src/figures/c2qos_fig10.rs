@@ -25,19 +25,19 @@
 //! # Latency
 //!
 //! Fig. 10 (g) runs `qperf` beside VM1's own traffic in the 20 s in which the other VMs are noisy.
-//! VM1 sends [`OWN`] of what it bought, so that it stays within its purchase with the probe. A VM
+//! VM1 sends [`OWN`] of its purchase, so that it stays within its purchase with the probe. A VM
 //! without traffic of its own would never wait more than one round of three batches. That is far
 //! from the printed "more than 1 ms". Under `bps`, VM1 waits in its own ring, which fills because
 //! the core gives VM1 less than it bought.
 //!
-//! Native is VM1 alone on the switch. The added latency is compared by the means of the two phases.
-//! Cycles are strict: if all VMs had idle cycles, VM3 would fill the *link* in the first phase.
-//! This figure does not cover the latency of a full link.
+//! "Native" is VM1 alone on the switch. The added latency is compared by the means of the two
+//! phases. Cycles are strict: if all VMs had idle cycles, VM3 would fill the *link* in the first
+//! phase. This figure does not cover the latency of a full link.
 //!
 //! # Departures
 //!
 //! Under `cycles-minmax` the first phase's cycles are worth 11.1 Gbit/s on a link of 10. The
-//! paper's TCP senders stayed at 6.3 and 2.1.
+//! paper's TCP senders stayed at 6.3 and 2.1 Gbit/s.
 
 use penstock_sim::testbed::{Probe, Traffic};
 use penstock_units::Nanos;

@@ -1,4 +1,4 @@
-//! C2QoS, Fig. 11: how exactly VMs get what they bought, and what classes are worth.
+//! C2QoS, Fig. 11: how exactly VMs get their purchases, and the effect of classes.
 //!
 //! # Problem
 //!
@@ -14,30 +14,30 @@
 //!
 //! # Approach: deviations
 //!
-//! In (a) and (b) all VMs send at their maximum, so their throughput shows what their strict
-//! entitlements are worth.
+//! In (a) and (b) all VMs send at their maximum, so their throughput shows the worth of their
+//! strict entitlements.
 //!
 //! (a) Four VMs declared 512 B. They send 512 B, 448 and 576, 256 and 768, 64 and 960. (b) Each VM
 //! has its own size, 64 to 1024 B. Together the VMs bought 90 % of the cores.
 //!
-//! "Before learning" is the first 100 ms, on what the model sold; its cells are up to 10 % wrong.
-//! "After" is [`LENGTH`] behind the warm-up. The claim is the deviation furthest from 0 among all
-//! VMs and deployments.
+//! "Before learning" means the first 100 ms, with the entitlements that the model sold. The model's
+//! cells are up to 10 % wrong. "After" means [`LENGTH`] from the end of the warm-up. The claim is
+//! the deviation furthest from 0 among all VMs and deployments.
 //!
 //! # Approach: latency
 //!
 //! (c) 16 VMs, four in each of the classes 1 to 4, bought 90 % of the core in 512 B frames. Each VM
 //! sends 92 to 97 % of its purchase in bursts of a batch, with its own period. Small frames enter
-//! the rings at random times and are timed from there to the link. They count as part of what the
-//! VM sends. While the model learns, before the measurement, all VMs send at their maximum. A VM
+//! the rings at random times and are timed from there to the link. They count as part of the VM's
+//! traffic. While the model learns, before the measurement, all VMs send at their maximum. A VM
 //! that sends more than it bought waits for cycles in a full ring, whatever its class. The figure
 //! does not show that case.
 //!
-//! (d) The same load in bursts nearly as large as a bucket lets pass at once. This is the worst
-//! that a VM may do to others within its purchase.
+//! (d) The VMs send the same load in bursts nearly as large as a bucket lets pass at once. This is
+//! the worst load for others that a VM may send within its purchase.
 //!
 //! `classes_over_bound` compares p99.9 of (c) and (d) with the bound that `penstock explain`
-//! computes. Both use the same function, with what the seller knows. Only (d) shows how tight the
+//! computes. Both use the same function, with the seller's model. Only (d) shows how tight the
 //! bound is: in (c) the bound allows for bursts six times as large as those sent. The measurement
 //! includes the link; the bound does not. The uplink is in the last class. It has no bucket, so in
 //! a higher class it would leave the classes below it without a bound.
@@ -77,7 +77,8 @@ fn worth(share: f64, size: u16, factor: f64) -> f64 {
     share * hz / (paper::cost(size.into(), Flows::Single).total() * factor)
 }
 
-/// Deviations of all VMs in per cent: on what the model sold, and after it has learned.
+/// Deviations of all VMs in per cent: with the entitlements that the model sold, and after
+/// learning.
 fn deviations(ctx: &Context<'_>, host: &mut Host, sold: &[Sold]) -> Vec<(f64, f64)> {
     let frames =
         |host: &Host| -> Vec<u64> { host.read().iter().map(|vm| vm.carried.frames).collect() };

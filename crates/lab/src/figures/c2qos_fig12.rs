@@ -39,22 +39,22 @@
 //! # Calibration
 //!
 //! The paper does not print the waves (their length, frequency and frames) or the requests. They
-//! were chosen so that FTP loses what is printed. So was the factor 2.67 of
+//! were chosen so that FTP loses as much as the paper prints. So was the factor 2.67 of
 //! [`super::paper_platform`]. The record also shows, without bands, the same load without waves
 //! (`_no_waves`) and with a factor of 1.67 (`_factor_1_67`).
 //!
 //! # What does not hold
 //!
-//! Cycles alone leave some 70 % of the added latency, not 60 or less. A fifth of the 66 us is the
-//! link: FTP's 8 Gbit/s go there before the response, however the core is scheduled. After each
-//! wave FTP also catches up on what it missed, and its gate stays open all the while. Without
-//! classes this switch cannot remove more than that.
+//! Cycles alone leave some 70 % of the added latency, not 60 or less. Of the 66 us, a fifth is time
+//! on the link: FTP's 8 Gbit/s are ahead of the response there, however the core is scheduled.
+//! After each wave FTP also catches up on its missed bits, and its gate stays open all the while.
+//! Without classes this switch cannot remove more than that.
 //!
 //! # Departures
 //!
-//! Clients acknowledge every second large frame. FTP's acknowledgements are omitted, because nobody
-//! was sold cycles for them. The figure runs 5 s without and 10 s with pressure instead of 30 and
-//! 40, because nothing changes within them.
+//! Clients acknowledge every second large frame. FTP's acknowledgements are omitted, because no VM
+//! bought cycles for them. The figure runs 5 s without and 10 s with pressure instead of 30 and 40,
+//! because nothing changes within them.
 
 use penstock_dataplane::schedule::IngressPolicy;
 use penstock_sim::testbed::{Pace, Requests, Traffic};
@@ -84,7 +84,7 @@ const EVERY: Nanos = Nanos::from_millis(50);
 const CALM: Nanos = Nanos::from_secs(5);
 const PRESSURE: Nanos = Nanos::from_secs(10);
 
-/// One reading of what the paper leaves open.
+/// One reading of the numbers that the paper does not print.
 #[derive(Clone, Copy)]
 struct Reading {
     /// The reading's name in series, and the suffix of its claims.

@@ -20,7 +20,7 @@
 //! # Departures
 //!
 //! After the event VM1's cycles are worth 12.8 Gbit/s, so VM2 loses more here than the paper's 8 %.
-//! The paper's VM1 stopped at about 4.5 Gbit/s; the paper does not say what limited it.
+//! The paper's VM1 stopped at about 4.5 Gbit/s; the paper does not name the limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

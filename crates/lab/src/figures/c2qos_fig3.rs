@@ -11,7 +11,7 @@
 //!
 //! # Approach
 //!
-//! `qperf` keeps one small frame outstanding. 16 of them take 1 % of the core and make nobody wait,
+//! `qperf` keeps one small frame outstanding. 16 of them take 1 % of the core and make no VM wait,
 //! so the printed latency needs neighbours that send. Each VM therefore measures in its turn, and
 //! all others meanwhile send 384 B frames at their maximum. This follows the paper: "each VM will
 //! suffer the additional latency caused by n - 1 batches". With larger frames one sender alone

@@ -1,4 +1,4 @@
-//! C2QoS, Fig. 5: what a frame costs by rate, size and number of flows.
+//! C2QoS, Fig. 5: the cost of a frame by rate, size and number of flows.
 //!
 //! # Problem
 //!
@@ -20,7 +20,7 @@
 //! In `sim` the production worker runs in the testbed, and one VM sends at a pace. The numbers come
 //! from the worker's counters ([`super::paper_counters`]):
 //!
-//! - (a) the cycles charged, from 10^5 frames/s to what the link carries;
+//! - (a) the cycles charged, from 10^5 frames/s to the capacity of the link;
 //! - (b), (c) the stages, as sampled from every 64th batch.
 //!
 //! The same counters are compared with every number that the paper states
@@ -37,10 +37,10 @@
 //!
 //! In `live` the same quantities are measured on this machine, between two VMs of the load
 //! generator behind vhost-user ports. The numbers are the worker's own counters: cycles of turns
-//! that moved frames, and stages from every 64th batch. The paced rate varies from a fifth of what
-//! one core forwards to nearly all of it. Sizes and flows vary at full rate, so that batches are
-//! full, and are drawn as if at 10^5 frames/s. Many flows are 100,000, of which the cache holds
-//! 8,192.
+//! that moved frames, and stages from every 64th batch. The paced rate varies from a fifth of the
+//! rate that one core forwards to nearly that rate. Sizes and flows vary at full rate, so that
+//! batches are full, and are drawn as if at 10^5 frames/s. Many flows are 100,000, of which the
+//! cache holds 8,192.
 //!
 //! # Departures
 //!
@@ -123,7 +123,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Adds what the counters say if "1.67 times more" is the factor.
+/// Adds the counters' values for the case that "1.67 times more" means the factor.
 fn other_reading(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let id = "classification_multiple_over_single_factor_1_67";
     let [parameter, fitted_to] = paper::TOLD;
@@ -144,7 +144,7 @@ fn a_second(frame: &Frame, rate: f64) -> [f64; 3] {
     [ingress, classification, egress].map(|cycles| cycles * rate)
 }
 
-/// Returns what the worker counts under a load that the paper makes a statement about.
+/// Returns the worker's counts under a load for which the paper has a statement.
 fn stated_load(ctx: &Context<'_>, stated: &paper::Stated) -> anyhow::Result<Frame> {
     let &(size, flows, host, rate) = stated;
     let load = Load::alone(size, flows, rate);

@@ -1,4 +1,4 @@
-//! C2QoS, Fig. 6: what deployment adds to a frame's cost.
+//! C2QoS, Fig. 6: the cost that deployment adds to a frame.
 //!
 //! # Problem
 //!

@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! Four VMs bought 0.2, 0.2, 0.4 and 0.4 G cycles/s of a core that has more. The rest must go to
-//! the VMs that can use it, all of it, by weight (1, 1, 2, 2).
+//! Four VMs bought 0.2, 0.2, 0.4 and 0.4 G cycles/s of a core that has more. The whole rest must go
+//! to the VMs that can use it, by weight (1, 1, 2, 2).
 //!
 //! # Source
 //!

@@ -1,4 +1,4 @@
-//! C2QoS, §VI-D: what metering and scheduling cost.
+//! C2QoS, §VI-D: the cost of metering and scheduling.
 //!
 //! # Problem
 //!
@@ -15,25 +15,25 @@
 //! The cost is always measured on this machine, with the buckets and the schedule of the data path
 //! ([`super::core_loop`]). It consists of a decision, a charge, and refills as often as they occur
 //! at the interval. The TSC times each turn, and the read's own cost is subtracted. Between two
-//! turns 48 KiB are copied through 8 MiB, which does to the caches what a batch of 32 × 1518 B
-//! does. The median turn with a refill and the median turn without one count, weighted by how often
-//! each occurs.
+//! turns 48 KiB are copied through 8 MiB. This has the same effect on the caches as a batch of 32 ×
+//! 1518 B. The cost is the weighted sum of the median turn with a refill and the median turn
+//! without one. The weights are their frequencies.
 //!
-//! The share is of a batch of 32 × 1518 B. In `sim` such a batch has the paper's cost for that many
-//! VMs ([`super::paper_platform`]). In `live` it costs what such frames cost this machine, measured
-//! between two VMs of the load generator in the same run.
+//! The cost is shown as a share of a batch of 32 × 1518 B. In `sim` such a batch has the paper's
+//! cost for that many VMs ([`super::paper_platform`]). In `live` the batch has the cost of such
+//! frames on this machine, measured between two VMs of the load generator in the same run.
 //!
 //! # Approach: accuracy
 //!
-//! The accuracy comes from the simulation alone. 28 VMs are all backlogged, sold 95 % of the core,
-//! and each limited to what it bought. The figure reports how much a VM's cycles differ over
-//! windows of 10 ms, and how long it waits between two batches.
+//! The accuracy comes from the simulation alone. 28 VMs are all backlogged. Together they bought
+//! 95 % of the core, and each is limited to its purchase. The figure reports how much a VM's cycles
+//! differ over windows of 10 ms, and how long it waits between two batches.
 //!
 //! # Comparison
 //!
 //! `overhead_pct_28` with 28 VMs, all busy, is compared with 0.5 %. `overhead_pct_1000_configured`
-//! adds 972 silent VMs and must be within 10 % of it. The cost of reading the counter once a batch
-//! is separate, because every kind of metering pays it.
+//! adds 972 silent VMs and must be within 10 % of `overhead_pct_28`. The cost of reading the
+//! counter once a batch is separate, because every kind of metering pays it.
 
 use std::hint::black_box;
 
@@ -193,8 +193,8 @@ impl Timer {
         while switch.now() < paper::HZ / 5 {
             switch.turn(|_| batch);
         }
-        // Turns with a refill and without one are timed apart. The median of each excludes whatever
-        // else runs on this machine at the moment.
+        // Turns with a refill and without one are timed apart. The median of each excludes
+        // other programs that run on this machine at the moment.
         let mut took = [Vec::new(), Vec::new()];
         for _ in 0..BATCHES {
             self.copy_a_batch();

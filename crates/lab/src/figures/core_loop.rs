@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! Buckets work on batches: both what they hand out and what they cost. With real frames the answer
-//! would only take longer.
+//! Buckets hand out cycles to batches, and cost cycles for each batch. Real frames would give the
+//! same answer, but slower.
 //!
 //! # Approach
 //!

@@ -2,9 +2,9 @@
 //!
 //! # Problem
 //!
-//! Once an interval a controller takes in what all hosts measured and decides which tenants have
-//! queues. Then it stores the decision and notifies the hosts it affects. If that takes longer than
-//! the interval, queues follow load too late.
+//! Once an interval a controller takes in the measurements of all hosts and decides which tenants
+//! have queues. Then it stores the decision and notifies the affected hosts. If that takes longer
+//! than the interval, queues follow load too late.
 //!
 //! # Source
 //!
@@ -33,7 +33,7 @@
 //!
 //! - Each interval, the cold one too, is closed within a second and takes less than a second of the
 //!   one core.
-//! - The process, switches and agents included, has less than 2 GiB.
+//! - The process, switches and agents included, uses less than 2 GiB.
 //! - In each interval at least 95 % of the hosts are heard, over gRPC as well.
 //! - No session is lost, and no plan fails.
 //! - At least 1 % of the tenants change queues in the median interval, so that intervals are not
@@ -68,7 +68,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const FULL: Size = Size {
     k: 36,
-    // With 5,000 and 10,000 all tenants that want queues have them, and nothing changes hands.
+    // With 5,000 or 10,000 tenants, all tenants that want queues have them, and no queue changes
+    // hands.
     tenants: 18_000,
     intervals: 20,
     over_grpc: Wanted {
@@ -188,7 +189,7 @@ async fn interval(bed: &mut Bed, rng: &mut Rng) -> anyhow::Result<Closed> {
     let (reported, cpu) = (clock::now(), cpu_seconds(UsageWho::RUSAGE_SELF)?);
     let (done, _) = bed.close(&std::collections::BTreeSet::new()).await?;
     let (end, cpu) = (clock::now(), cpu_seconds(UsageWho::RUSAGE_SELF)? - cpu);
-    anyhow::ensure!(done.failed == 0 && !done.taken_back, "not all did as told: {done:?}");
+    anyhow::ensure!(done.failed == 0 && !done.taken_back, "a plan was not carried out: {done:?}");
     Ok(Closed {
         reports_s: (reported - begin).as_secs_f64(),
         closed_s: (end - reported).as_secs_f64(),

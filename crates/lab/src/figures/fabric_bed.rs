@@ -10,8 +10,8 @@
 //! # Load
 //!
 //! A tenant is active or idle. Before each interval one tenant in [`TURNS`] changes its state. In
-//! each interval every host reports, for each of its active tenants, a random amount of up to twice
-//! the guarantee of the tenant's VMs there. Hosts report nothing of idle tenants.
+//! each interval every host reports a random amount for each of its active tenants. The amount is
+//! at most twice the guarantee of the tenant's VMs there. Hosts report nothing of idle tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -40,11 +40,11 @@ use penstock_sim::Rng;
 use super::qshare_datacenter::tree;
 use penstock_guest::clock;
 
-/// Most VMs of a tenant on a server.
+/// Maximum number of VMs of a tenant on a server.
 const CAP: u32 = 17;
 const MEAN_VMS: f64 = 49.0;
 const RATES_MBPS: [u64; 4] = [10, 20, 50, 100];
-/// One tenant in so many changes between active and idle before an interval.
+/// One tenant in this many changes between active and idle before an interval.
 const TURNS: u64 = 10;
 /// Tenants stored in one transaction.
 const BATCH: usize = 100;
@@ -69,7 +69,7 @@ struct Host {
     tenants: Guaranteed,
 }
 
-/// Tenants on a server, with what their VMs there are guaranteed to send, bit/s.
+/// Tenants on a server, each with the guaranteed sending rate of its VMs there, in bit/s.
 pub(super) type Guaranteed = Vec<(String, u64)>;
 
 fn fabric(k: u32) -> anyhow::Result<Fabric> {
@@ -213,7 +213,8 @@ impl Bed {
         self.registry.connected_count()
     }
 
-    /// Switches some tenants between active and idle. Every simulated host reports one second.
+    /// Switches some tenants between active and idle. Every simulated host reports the traffic of
+    /// one second.
     pub(super) fn report(&mut self, rng: &mut Rng) -> anyhow::Result<()> {
         self.reports += 1;
         for tenant in &self.tenants {

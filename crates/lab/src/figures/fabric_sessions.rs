@@ -53,7 +53,7 @@ pub(super) struct Sessions {
     /// Seconds of the interval that sends all of the agents their state.
     pub(super) told_s: f64,
     /// For each further interval: its seconds, the CPU seconds of the controller's thread, and two
-    /// shares of hosts heard in per cent: of all hosts, and of those over gRPC.
+    /// percentages of hosts heard. The first is of all hosts, the second of those over gRPC.
     pub(super) intervals: Vec<(f64, f64, f64, f64)>,
     /// Elements that did not apply their plan.
     pub(super) failed: usize,
@@ -147,7 +147,7 @@ pub(super) async fn sessions(
     let due = began.sessions + u64::try_from(wanted.sessions)?;
     let mut counts = registry.watch_counts();
     let there = counts.wait_for(|counts| counts.sessions >= due);
-    timeout(PATIENCE, there).await.context("not all agents came")??;
+    timeout(PATIENCE, there).await.context("not all agents connected")??;
     let mut found =
         Sessions { all_there_s: (clock::now() - begin).as_secs_f64(), ..Sessions::default() };
     follow(bed, wanted, &asked, rng, cpu, &mut found).await?;

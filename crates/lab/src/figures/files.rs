@@ -51,9 +51,9 @@ impl Results {
     }
 }
 
-/// Writes the runs of one experiment and mode into `dir` and returns the files. They are
-/// NAME-MODE.json, and of the first run its picture, its series as CSV and, if there is one, its
-/// story as text.
+/// Writes the runs of one experiment and mode into `dir` and returns the files. NAME-MODE.json has
+/// all runs. The other files are about the first run: its picture, its series as CSV and, if there
+/// is one, its story as text.
 ///
 /// # Errors
 /// If the directory or a file cannot be written.

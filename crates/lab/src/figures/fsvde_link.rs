@@ -3,15 +3,14 @@
 //!
 //! # Problem
 //!
-//! FS-VDE compares what clients get of a link that nobody divides with what they get by its
-//! schedule.
+//! FS-VDE compares the clients' shares of an undivided link with their shares under its schedule.
 //!
 //! # Approach
 //!
 //! Flows behave as TCP does between hosts of one network without loss. Each flow has a window of
 //! [`WINDOW`] frames under way. When a frame has arrived, the next one comes [`BACK`] later, plus a
-//! random part by the seed. First come, first served thus gives each *flow* the same (max-min among
-//! flows, FS-VDE §1). The paper says this of the legacy switch.
+//! random part by the seed. First come, first served thus gives each *flow* the same rate (max-min
+//! among flows, FS-VDE §1). The paper says this of the legacy switch.
 //!
 //! `fair-share` is [`penstock_qos::fair_share`] with its default bound. A frame that it holds waits
 //! in its VM's ring until a frame of that VM has left.

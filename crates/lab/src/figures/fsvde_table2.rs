@@ -3,7 +3,7 @@
 //! # Problem
 //!
 //! c1 has one flow from one VM, and c2 has four flows from two VMs. By weight c2 should get twice
-//! what c1 gets.
+//! c1's rate.
 //!
 //! # Source
 //!
@@ -15,7 +15,7 @@
 //! - `fair_ratio_c2_over_c1`: published as 2.01.
 //! - The least share of its due that a client got: published as 99.4 %.
 //!
-//! The link's rate is what the legacy switch carried in all, 582.4 Mbit/s.
+//! The link's rate is the total rate of the legacy switch, 582.4 Mbit/s.
 //!
 //! # Departures
 //!

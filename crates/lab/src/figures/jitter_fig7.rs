@@ -19,7 +19,7 @@
 //! control count.
 //!
 //! The figure compares the greatest time from a ping's arrival at the machine to its answer's
-//! departure. It may exceed D by at most 0.5 ms: one poll, including the answer.
+//! departure. This time may exceed D by at most 0.5 ms: one poll, including the answer.
 
 use penstock_sim::Rng;
 use penstock_sim::vcpu::{Frame, GuestId, GuestSpec};

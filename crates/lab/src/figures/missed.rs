@@ -14,7 +14,7 @@
 //! - an experiment, a mode and one claim; a claim has one row;
 //! - the seeds: `all`, or a list such as `3, 7-9`;
 //! - the worst figure found and a tolerance, as numbers in the claim's unit, with or without the
-//!   unit; if the figure is `not measured`, it has no tolerance;
+//!   unit (a figure that is `not measured` has no tolerance);
 //! - the reason.
 //!
 //! Other tables and text of the file are ignored.
@@ -214,7 +214,7 @@ impl Missed {
     /// Parses the list from a file's text.
     ///
     /// # Errors
-    /// As [`Self::read`]; the error names the line.
+    /// The same as for [`Self::read`]. The error names the line.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let (mut inside, mut found, mut entries) = (false, false, Vec::new());
         for (number, line) in (1..).zip(text.lines()) {
@@ -229,7 +229,7 @@ impl Missed {
                 entries.push(entry);
             }
         }
-        anyhow::ensure!(found, "no heading contains `{HEADING}`: there is no list to go by");
+        anyhow::ensure!(found, "no heading contains `{HEADING}`, so there is no list");
         Ok(Self(entries))
     }
 
@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(verdicts("", &[shown], false), []);
     }
 
-    /// Compares the repository's own list with what README says about it.
+    /// Compares the repository's own list with README's statement about it.
     #[test]
     fn the_readme_counts_the_claims_that_are_listed() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));

@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //!
-//! A promise about bandwidth and latency is worth only what others can repeat.
+//! A promise about bandwidth and latency has a value only if others can repeat the measurement.
 //!
 //! # Approach
 //!
@@ -13,7 +13,7 @@
 //!
 //! # How to write a figure
 //!
-//! Write a module with `pub const EXPERIMENT: Experiment` and add it to [`EXPERIMENTS`]. Its
+//! Write a module with `pub const EXPERIMENT: Experiment` and add it to [`EXPERIMENTS`]. The
 //! functions for `sim` and `live` get a [`Context`](crate::evidence::Context) (seed, progress,
 //! settings) and fill an `Outcome`:
 //!

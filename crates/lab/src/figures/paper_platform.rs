@@ -12,8 +12,8 @@
 //!
 //! # Approach
 //!
-//! Every cell but one follows from stated numbers. If they leave a range, the cell is from its
-//! middle.
+//! Every cell but one follows from stated numbers. If the numbers leave a range, the cell follows
+//! from the middle of that range.
 //!
 //! # Quantities
 //!
@@ -35,9 +35,10 @@
 //!
 //! 1. 4 Gbit/s of 1024 B, 4 VMs on node 1, cost 0.792 G cycles/s (§VI-A): 1622 a frame. Divided by
 //!    1.4 × 1.14 (§III-C) it is 1016.
-//! 2. The cell is the middle of 565 and 701. At least 565: two VMs with 64 B take 20 % of the core
-//!    each (§VI-A), in no more batches than VM1. VM1 has at most the 488,281 frames/s that it
-//!    bought. At most 701: the 3.0 M frames/s of Fig. 1 (c) fit the core, and no frame is shorter.
+//! 2. The cell is the middle of 565 and 701. It is at least 565, because two VMs with 64 B take 20
+//!    % of the core each (§VI-A), in no more batches than VM1. VM1 has at most the 488,281 frames/s
+//!    that it bought. It is at most 701, because the 3.0 M frames/s of Fig. 1 (c) fit the core, and
+//!    no frame is shorter.
 //! 3. (C(1024) - C(64)) / 960. Only ingress copies bytes (§III-B).
 //! 4. Ingress of 1500 B is "more than twice" that of 64 B (§III-B). The cell is the middle of 2 to
 //!    3 times.
@@ -175,7 +176,7 @@ impl Host {
 /// A stated load: bytes of a frame, flows, host, and frames a second.
 pub type Stated = (u16, Flows, Host, f64);
 
-/// Cost of a stated load's frame by the table.
+/// Cost of a frame of a stated load, by the table.
 #[must_use]
 pub fn by_table(&(size, flows, host, _): &Stated) -> Frame {
     let Stages { ingress, classification, egress } = cost(size.into(), flows);
@@ -234,7 +235,7 @@ pub fn section_6a_factor() -> f64 {
     REMOTE_NODE * vms_factor(4, Placement::OneNode)
 }
 
-/// A statement of the paper, what costs give for it, and the band in which the two agree.
+/// A statement of the paper, the value that costs give for it, and the band in which the two agree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statement {
     /// Name of the claim.
@@ -290,7 +291,7 @@ pub fn statements<E>(
     Ok(all)
 }
 
-/// Statements that cells follow from: the derivation multiplied out again.
+/// Statements from which cells follow. They repeat the derivation in the other direction.
 fn what_it_was_made_from<E>(
     cost: &mut impl FnMut(&Stated) -> Result<Frame, E>,
 ) -> Result<Vec<Statement>, E> {
@@ -322,7 +323,7 @@ fn what_it_was_made_from<E>(
     ])
 }
 
-/// Statements that no cell follows from.
+/// Statements from which no cell follows.
 fn what_it_was_not_made_from<E>(
     cost: &mut impl FnMut(&Stated) -> Result<Frame, E>,
 ) -> Result<Vec<Statement>, E> {

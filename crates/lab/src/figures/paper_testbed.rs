@@ -1,4 +1,4 @@
-//! The C2QoS paper's testbed, simulated: its VMs, what they were sold, and how it is enforced.
+//! The C2QoS paper's testbed, simulated: its VMs, their purchases, and the policies.
 //!
 //! # Problem
 //!
@@ -15,8 +15,8 @@
 //! cycles has a [`CostModel`] of its own, as if it had measured that core. Each cell and each
 //! factor (VMs, I/O cores, memory on another node) has its own error of up to ±[`MODEL_ERROR`],
 //! drawn by the seed. The seller has measured the factor of VMs where `penstock calibrate` does
-//! (`MEASURED_VMS`), and interpolates linearly between. The errors multiply, so what is sold may be
-//! wrong by a third.
+//! (`MEASURED_VMS`), and interpolates linearly between. The errors multiply, so an entitlement may
+//! be wrong by a third.
 //!
 //! The daemon's [`Learner`] corrects these errors: every [`LEARN_EVERY`] it reads the counters of
 //! each port, as in service. Figures begin after a warm-up of [`WARM_UP`], in which the VMs send
@@ -428,8 +428,9 @@ impl Host {
         bucket_terms(&self.bed.qos(vm), 1, TscRate::from_hz(paper::HZ), None)
     }
 
-    /// Longest wait of a frame of `class`, by what the seller knows, as `penstock explain` reports
-    /// it. This is for hosts of one core with an uplink that sends no more than what is not sold.
+    /// Longest wait of a frame of `class`, computed from the seller's model, as `penstock explain`
+    /// reports it. The host must have one core, and its uplink must send no more than the unsold
+    /// part.
     ///
     /// # Errors
     /// If there is no bound.

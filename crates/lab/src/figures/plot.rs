@@ -2,10 +2,10 @@
 //!
 //! # Approach
 //!
-//! A VM's bandwidth is what the VM received of its sender's frames. An experiment's results can
-//! also be drawn, if the names of its series have the form "run: VM". The moments that the caller
-//! names divide a run into phases. The table has each VM's mean bandwidth in each phase, and the
-//! difference between the first and the last phase.
+//! A VM's bandwidth counts the frames that the VM received from its sender. An experiment's results
+//! can also be drawn, if the names of its series have the form "run: VM". The moments that the
+//! caller names divide a run into phases. The table has each VM's mean bandwidth in each phase, and
+//! the difference between the first and the last phase.
 
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -48,7 +48,7 @@ pub struct Core {
     /// Record of the run, including the warm-up.
     pub record: Record,
     pub tenants: usize,
-    /// How many times rates were cut, and how many times they settled.
+    /// Number of rate cuts, and number of times that rates settled.
     pub cuts: (u64, u64),
 }
 
@@ -104,7 +104,7 @@ fn connect(spec: &mut Spec, demand: Demand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Time of `seconds` after the warm-up. If negative, the start of the simulation.
+/// The time `seconds` after the warm-up. A negative value means the start of the simulation.
 fn from(seconds: f64) -> Nanos {
     if seconds < 0.0 {
         return Nanos(0);

@@ -59,7 +59,7 @@ pub(super) fn tree(k: u32, pod: (u32, u32)) -> anyhow::Result<Regular> {
     Ok(Regular::fat_tree(k, SLOTS, (SERVER, SWITCH), pod)?)
 }
 
-/// Draws the next tenant. `most` limits its VMs a server.
+/// Draws the next tenant. `most` limits the tenant's VMs on one server.
 pub(super) fn request(rng: &mut Rng, most: Option<u32>) -> anyhow::Result<Request> {
     let vms = (-MEAN_VMS * (1.0 - rng.unit()).ln()).round().max(1.0);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2,000")]

@@ -22,8 +22,9 @@
 //!
 //! # Approach
 //!
-//! The first value is the time from request to last bit, over all of T's flows. The second value is
-//! the lowest rate of any other tenant in a tenth of a second, divided by its guarantee.
+//! A run yields two values. The first value is the time from request to last bit, over all of T's
+//! flows. The second value is the lowest rate of any other tenant in a tenth of a second, divided
+//! by its guarantee.
 
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 //! # Problem
 //!
 //! ElasticSwitch divides a guarantee among pairs of VMs and probes upwards from there. A flow may
-//! be over before its rate reaches what is due.
+//! be over before its rate reaches the due rate.
 //!
 //! # Source
 //!

@@ -3,9 +3,9 @@
 //! # Approach
 //!
 //! The page is one HTML file that needs no other file. It contains the pictures, drawn from the
-//! records, and it fetches no script, font or link. Each figure has one table with these columns:
-//! the published values, the values of the simulation and of this machine, OVS-DPDK's if measured,
-//! the band, and whether the claim holds.
+//! records, and it fetches no script, font or link. Each figure has one table. Its columns are the
+//! published values, the values of the simulation and of this machine, OVS-DPDK's if measured, the
+//! band, and whether the claim holds.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -64,12 +64,12 @@ fn read(dir: &Path) -> anyhow::Result<Found> {
         let text = std::fs::read_to_string(file);
         let text = text.with_context(|| format!("reading {}", file.display()))?;
         let Ok(results) = serde_json::from_str::<Results>(&text) else {
-            eprintln!("penstock-lab: {}: no result of an experiment, left out", file.display());
+            eprintln!("penstock-lab: {}: not a result of an experiment, skipped", file.display());
             continue;
         };
         for record in results.into_records() {
             if record.platform.contains_key(SHORT) {
-                eprintln!("penstock-lab: {}: a short run, left out", file.display());
+                eprintln!("penstock-lab: {}: a short run, skipped", file.display());
                 continue;
             }
             found.entry((record.experiment.clone(), record.mode)).or_default().push(record);

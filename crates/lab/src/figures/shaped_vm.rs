@@ -134,7 +134,7 @@ impl Run {
     }
 }
 
-/// What happened to a frame.
+/// Fate of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Happened {
     Departed(Frame),

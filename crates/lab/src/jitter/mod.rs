@@ -1,4 +1,4 @@
-//! What simulated and live figures of VM jitter share: shapers, loads and claims.
+//! Shapers, loads and claims that simulated and live figures of VM jitter share.
 //!
 //! # Source
 //!

@@ -13,18 +13,18 @@
 //!
 //! Namespaces and their programs have one core, see [`super::stage`]. The worker is capped to an
 //! 80th of its own core, for every policy alike. Clients of all servers are behind one port, which
-//! stands in for an uplink. A calibration, FTP alone and unlimited, decides what is sold: 90 % of
+//! stands in for an uplink. A calibration with FTP alone and unlimited determines the sale: 90 % of
 //! the bits, or of the cycles, that FTP had. The clients' port (acknowledgements, requests) is
-//! never limited under `bps`. If it is metered, it bought what it was measured to need, and goes
-//! first. *Native* is the web servers without FTP and without limits.
+//! never limited under `bps`. If it is metered, it bought its measured need of cycles, and is
+//! served first. *Native* means the web servers without FTP and without limits.
 //!
 //! # Departures
 //!
-//! The paper's FTP servers sold 4 Gbit/s on a whole core, and its web servers ran in VMs.
+//! The paper's FTP servers bought 4 Gbit/s on a whole core, and its web servers ran in VMs.
 //!
 //! # Cost
 //!
-//! About a minute.
+//! A run takes about a minute.
 
 use std::time::Duration;
 
@@ -53,13 +53,13 @@ const WEB: [&str; 2] = ["web1", "web2"];
 /// The clients' port.
 const NET: &str = "net";
 
-/// What was measured of FTP alone.
+/// Measurements of FTP alone.
 #[derive(Debug, Clone, Copy)]
 struct Sale {
     capacity: f64,
     /// Bits per second of both FTP servers.
     ftp_bps: f64,
-    /// Their share of the cycles. The rest is the clients'.
+    /// FTP's share of the cycles. The rest is the clients'.
     ftp_share: f64,
 }
 
@@ -93,7 +93,8 @@ impl Way {
             }
             Self::Cycles | Self::C2qos => {
                 let cycles = SOLD * sale.capacity * cycles_part(name, sale.ftp_share);
-                // FTP takes all that it is given. It is limited to what it bought, as in the paper.
+                // FTP uses all bandwidth that it gets. It is limited to its purchase, as in the
+                // paper.
                 let ftp = FTP.contains(&name);
                 let policy = if ftp { Policy::Strict } else { Policy::Minmax };
                 let priority = match self {
@@ -112,7 +113,7 @@ impl Way {
     }
 }
 
-/// A server's part of what all servers bought.
+/// A server's part of the purchase of all servers.
 fn part(name: &str) -> f64 {
     if FTP.contains(&name) { PARTS[0] / PARTS[2] } else { PARTS[1] / PARTS[2] }
 }
@@ -285,7 +286,7 @@ pub(super) fn web_configuration(dir: &str, files: &str, name: &str) -> String {
     )
 }
 
-/// Starts a download from each FTP server. It outlasts the run.
+/// Starts a download from each FTP server. Each download outlasts the run.
 fn download(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     for number in 0..FTP.len() {
         let url = format!("ftp://{}/big", Plan::ip(number));

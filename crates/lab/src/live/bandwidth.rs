@@ -13,16 +13,16 @@
 //! # Approach
 //!
 //! As in [`super::applications`], the VMs are namespaces and all servers have one port. The worker
-//! is capped to a 25th of its core, for every policy alike. What is sold is calibrated within the
-//! run ([`super::bracket`]). Before and after the neighbours' turns VM1 and VM3 send TCP alone. The
-//! cost of one of their bits says how many bits the sold cycles are. Under `bps` the limits are set
-//! from it each time. A noisy VM offers 40,000 frames per second. VM1's latency is that of qperf's
-//! `tcp_lat`, alone in its VM. *Native* is without neighbours, on the same switch. What a policy
-//! adds is compared with what `bps` adds.
+//! is capped to a 25th of its core, for every policy alike. The sale is calibrated within the run
+//! ([`super::bracket`]). Before and after the neighbours' turns VM1 and VM3 send TCP alone. The
+//! cost of a bit of this TCP shows how many bits the sold cycles are worth. Under `bps` the limits
+//! are set from this cost each time. A noisy VM offers 40,000 frames per second. VM1's latency is
+//! that of qperf's `tcp_lat`, alone in its VM. *Native* means without neighbours, on the same
+//! switch. The latency that a policy adds is compared with the latency that `bps` adds.
 //!
 //! # Cost
 //!
-//! About two minutes.
+//! A run takes about two minutes.
 
 use std::time::Duration;
 
@@ -55,19 +55,20 @@ const SEGMENT: &str = "966";
 /// UDP payload of a 64-byte frame, and bits per second of 40,000 such frames.
 const SMALL: [&str; 2] = ["18", "5760000"];
 
-/// What was measured of VM1 and VM3.
+/// Measurements of VM1 and VM3.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sale {
     /// Cycles per second that the worker may spend.
     capacity: f64,
     /// Bits per second of both together, if they have all the cycles.
     bps: f64,
-    /// Their share of the cycles. The rest is the servers'.
+    /// The VMs' share of the cycles. The rest is the servers'.
     share: f64,
 }
 
 impl Sale {
-    /// Calculated from what they sent between readings, which may be less than they could send.
+    /// Calculates the sale from the bits that both VMs sent between readings. They may have sent
+    /// fewer than they could.
     fn of(capacity: f64, readings: &[Reading]) -> anyhow::Result<Self> {
         let [first, .., last] = readings else { anyhow::bail!("no reading was made") };
         let cycles = |port: &str| last.per_second(first, port, "cycles");
@@ -77,7 +78,7 @@ impl Sale {
         Ok(Self { capacity, bps: sent * capacity / all, share: senders / all })
     }
 
-    /// What a VM with this fraction bought, in bits per second.
+    /// The purchase of a VM with this fraction, in bits per second.
     fn bits(&self, part: f64) -> f64 {
         SOLD * self.bps * part
     }
@@ -142,13 +143,13 @@ impl Way {
     }
 }
 
-/// What one way showed.
+/// Result of one way.
 #[derive(Debug, Clone, Default)]
 struct Found {
-    /// Percentage that VM1 had of what it bought, in each phase. These are the medians of the
+    /// VM1's rate in percent of its purchase, in each phase. The values are the medians of the
     /// judged windows.
     vm1_pct: [f64; 3],
-    /// Every VM's bits over time, of the last judged window.
+    /// Every VM's bits over time, in the last judged window.
     curves: Curves,
     /// Microseconds of `tcp_lat`: native, and with neighbours.
     us: [f64; 2],
@@ -201,12 +202,12 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The server's port for what a VM sends.
+/// Port number at the server for a VM's traffic.
 fn port(vm: &str, small: bool) -> String {
     format!("52{}{}", u8::from(small), &vm[2..])
 }
 
-/// An iperf3 client in `vm`, with frames of 1024 or 64 bytes. It outlasts the run.
+/// An iperf3 client in `vm`, with frames of 1024 or 64 bytes. The client outlasts the run.
 fn send(bed: &Bed, stage: &mut Stage, vm: &str, small: bool) -> anyhow::Result<()> {
     let server = Plan::ip(NET_PLACE).to_string();
     let port = port(vm, small);
@@ -276,7 +277,7 @@ fn under(
     Ok(found)
 }
 
-/// VM1 and VM3 alone, in large frames.
+/// Result of VM1 and VM3 alone, in large frames.
 #[derive(Debug, Clone)]
 struct Calm {
     sale: Sale,
@@ -284,7 +285,7 @@ struct Calm {
     readings: Vec<Reading>,
 }
 
-/// The neighbours have changed to small frames.
+/// Result after the neighbours changed to small frames.
 #[derive(Debug, Clone)]
 struct Noisy {
     /// VM1's bits per second with VM2 and VM4, and with VM3 as well.
@@ -294,7 +295,7 @@ struct Noisy {
     waited: f64,
 }
 
-/// The three phases by turns. The first is the calibration.
+/// The three phases in turn. The first is the calibration.
 #[derive(Debug)]
 struct Phases<'a> {
     bed: &'a Bed,
@@ -362,10 +363,11 @@ impl Turns for Phases<'_> {
     }
 }
 
-/// Percentage that VM1 had of what it bought, in each phase.
+/// VM1's rate in percent of its purchase, in each phase.
 fn percent_of_bought(way: Way, judged: &Judged<Calm, Noisy>) -> [f64; 3] {
     let [before, after] = [&judged.before, &judged.after].map(|calm| calm.sale.bits(VMS[0].1));
-    // Bits were sold by the calibration before. Cycles are worth what they buy at the moment.
+    // Bits were sold by the calibration before the window. The worth of cycles changes with the
+    // machine, so the mean of both calibrations counts.
     let bought = if way == Way::Bps { before } else { f64::midpoint(before, after) };
     let [second, third] = judged.found.vm1_bps;
     [judged.before.vm1_bps, second, third].map(|bps| 100.0 * bps / bought)

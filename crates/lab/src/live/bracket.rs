@@ -2,9 +2,9 @@
 //!
 //! # Problem
 //!
-//! On a shared host a frame costs up to three times as much from one second to the next. A
-//! calibration before a run, and what is sold by it, is then wrong in the run. A victim that has
-//! all it bought seems to have lost half.
+//! On a shared host, the cost of a frame may become three times as high from one second to the
+//! next. A calibration before a run is then wrong in the run, and so is a sale based on it. A
+//! victim that has its whole purchase seems to have lost half of it.
 //!
 //! # Approach
 //!
@@ -36,7 +36,7 @@ use crate::rig::fleet::{Offer, Window};
 use crate::rig::stats::middle;
 use penstock_guest::load::Rate;
 
-/// When a window is judged.
+/// Conditions under which a window is judged.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rule {
     /// Largest relative difference of two calibrations that agree: the larger one over the smaller,
@@ -44,27 +44,28 @@ pub(crate) struct Rule {
     pub agree: f64,
     /// Largest number of windows taken for each wanted window.
     pub tries: u32,
-    /// Whether a window is judged although a core was waited for or the generator was short.
+    /// Whether a window is judged although worker or generator waited for a core, or the generator
+    /// was short.
     pub rough: bool,
 }
 
-/// For our own load. Its calibrations scatter by one percent.
+/// Rule for the lab's own load. Its calibrations scatter by one percent.
 pub(crate) const LOAD: Rule = Rule { agree: 0.04, tries: 6, rough: false };
-/// For real programs. TCP is slow to settle, and scatters.
+/// Rule for real programs. TCP is slow to settle, and its rates scatter.
 pub(crate) const PROGRAMS: Rule = Rule { agree: 0.08, tries: 3, rough: false };
 
 /// Largest share of a window for which worker or generator may wait for its core.
 pub(crate) const WAITED: f64 = 0.03;
-/// A sender that published less than this part of what was due was held up.
+/// A sender was held up if it published less than this part of the frames that were due.
 const PUBLISHED: f64 = 0.97;
-/// The switch held it up if its ring was full in at least this share of the turns. If the sender
-/// did not send all that it could, the share is of the turns that the missing frames make up.
+/// The switch held up a sender of the highest rate if the ring was full in at least this share of
+/// the turns. For a paced sender, this share is multiplied by the missing part of the due frames.
 const RING_FULL: f64 = 0.5;
 
-/// Why a window was repeated.
+/// The reason why a window was repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Doubt {
-    /// The calibrations around it differ.
+    /// The calibrations around the window differ.
     SpeedChanged,
     /// Worker or generator did not have its core.
     WaitedForCore,
@@ -92,7 +93,7 @@ impl Doubt {
     }
 }
 
-/// What alternates: calibrations and windows.
+/// Calibrations and windows that alternate.
 pub(crate) trait Turns {
     /// Result of a calibration.
     type Speed: Clone;
@@ -103,11 +104,11 @@ pub(crate) trait Turns {
     fn measure(&mut self, by: &Self::Speed) -> anyhow::Result<Self::Found>;
     /// The number in which two calibrations must agree.
     fn speed(of: &Self::Speed) -> f64;
-    /// Why a calibration is unreliable on its own.
+    /// The reason why a calibration is unreliable on its own. `None` if it is reliable.
     fn doubt_speed(_: &Self::Speed) -> Option<Doubt> {
         None
     }
-    /// Why a window is unreliable on its own.
+    /// The reason why a window is unreliable on its own. `None` if it is reliable.
     fn doubt(found: &Self::Found) -> Option<Doubt>;
 }
 
@@ -136,7 +137,7 @@ impl Tally {
         self.repeated.iter().sum()
     }
 
-    /// Tries `windows` of the windows that were given up once more.
+    /// Counts `windows` of the missing windows as not given up, because they are tried once more.
     pub fn try_again(&mut self, windows: u32) {
         self.missing = self.missing.saturating_sub(windows);
     }
@@ -166,7 +167,8 @@ impl Tally {
         self.speeds.extend(&other.speeds);
     }
 
-    /// Claims that are shown with a figure's own. A claim without a band promises nothing.
+    /// Claims that are shown beside the claims of a figure. They have no band, so they promise
+    /// nothing.
     pub fn claims(&self) -> [Claim; 3] {
         [
             ("windows_judged", "Windows judged by the calibrations around them.", self.judged),
@@ -211,7 +213,7 @@ impl Rule {
     }
 }
 
-/// Why a calibration is unreliable: it says so, or it found nothing at all.
+/// The reason why a calibration is unreliable: its own doubt, or a speed of 0 or NaN.
 fn doubt_speed<T: Turns>(of: &T::Speed, rule: Rule) -> Option<Doubt> {
     let speed = T::speed(of);
     let none = !speed.is_finite() || speed <= 0.0;
@@ -234,7 +236,7 @@ pub(crate) fn judge<T: Turns>(
             break;
         }
         if let Some(doubt) = doubt_speed::<T>(&before, rule) {
-            // Nothing can be sold by this calibration.
+            // This calibration cannot be the basis of a sale.
             tally.repeated[doubt as usize] += 1;
             before = turns.calibrate()?;
             tally.speeds.push(T::speed(&before));
@@ -262,7 +264,7 @@ pub(crate) fn judge<T: Turns>(
     Ok(judged)
 }
 
-/// Why a window under these offers, by name, is unreliable.
+/// The reason why a window is unreliable. `offers` has the window's offers by name.
 pub(crate) fn doubt(window: &Window, offers: &[(String, Offer)]) -> Option<Doubt> {
     if window.wait() > WAITED {
         return Some(Doubt::WaitedForCore);

@@ -1,4 +1,4 @@
-//! What arrives in a VM's namespace, and when: tcpdump's capture, read back.
+//! Frames that arrive in a VM's namespace, and their times, from a capture by tcpdump.
 //!
 //! # Source
 //!
@@ -8,9 +8,9 @@
 //!
 //! # Approach
 //!
-//! Times are the kernel's, taken when the frame reaches the namespace's stack. At that moment it
-//! has passed our switch, its ring and the endpoint's write, but no program there. A capture that
-//! missed frames is an error.
+//! Times are the kernel's, taken when the frame reaches the namespace's stack. At that moment the
+//! frame has passed the switch, the ring and the endpoint's write. No program in the namespace has
+//! seen it yet. A capture that missed frames is an error.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -62,13 +62,13 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Captures what comes to and goes from the namespace of `vm` and matches `filter`, in
+    /// Captures the frames to and from the namespace of `vm` that match `filter`, which has
     /// tcpdump's syntax.
     pub fn start(bed: &Bed, stage: &mut Stage, vm: &str, filter: &str) -> anyhow::Result<Self> {
         let file = stage.dir().join(format!("capture-{}.pcap", stage.programs()));
         let to = file.display().to_string();
         let words = ["-i", "eth0", "-n", "-p", "-Z", "root", "-s", KEPT, "-B", "16384"];
-        // In immediate mode, nothing is lost that tcpdump has not yet read when it ends.
+        // In immediate mode tcpdump reads each frame at once, so the end of tcpdump loses no frame.
         let file_words = ["--immediate-mode", "--time-stamp-precision=nano", "-w", &to, filter];
         let words = [&words[..], &file_words].concat();
         let program = stage.start_program(bed, vm, "tcpdump", &words)?;

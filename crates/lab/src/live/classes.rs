@@ -3,8 +3,8 @@
 //! # Problem
 //!
 //! Under `round-robin` every VM waits for every other VM's batch, whatever it bought. With classes
-//! (`hbs`) and cycles (`cycles-minmax`) a VM that stays within what it bought waits for two things:
-//! the current batch, and the batches before its own.
+//! (`hbs`) and cycles (`cycles-minmax`), a VM within its purchase waits for two things: the current
+//! batch, and the batches before its own.
 //!
 //! # Source
 //!
@@ -14,16 +14,16 @@
 //!
 //! There are 16 senders, four in each of four classes. They are sold 8 : 4 : 2 : 1 of the core,
 //! together 90 %. The four of the first class and one of each other class are measured. They send
-//! stamped 512-byte frames at 55 % of what they bought. The other nine flood with 1518-byte frames,
+//! stamped 512-byte frames at 55 % of their purchase. The other nine flood with 1518-byte frames,
 //! so that the core is full. A VM that sends more than it bought waits behind its own frames, in
 //! any class. So latency is measured only of VMs that send less. *Uncontended* is the first class
 //! alone, under the same load of its own. A *worst batch* is 32 frames of 1518 bytes at the
 //! measured cost.
 //!
-//! Each window on a full core stands between two calibrations ([`super::bracket`]). A calibration
-//! measures what a small and a large frame cost. It also measures the first class alone, at the
-//! load that is 55 % by this cost. So compared values are of the same second. Windows in which the
-//! machine changed are reported and not counted.
+//! Each window on a full core lies between two calibrations ([`super::bracket`]). A calibration
+//! measures the cost of a small and a large frame. It also measures the first class alone, at the
+//! load that is 55 % by this cost. So compared values are from the same second. Windows in which
+//! the machine changed are reported and not counted.
 //!
 //! # Approach for Fig. 3
 //!
@@ -32,7 +32,8 @@
 //!
 //! # Cost
 //!
-//! About 20 windows of 0.5 s, each with a calibration of the same length, on a quiet machine.
+//! A run takes about 20 windows of 0.5 s, each with a calibration of the same length, on a quiet
+//! machine.
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -54,7 +55,7 @@ const PROBE: u16 = 512;
 const BULK: u16 = 1518;
 /// Part of the core that is sold.
 const SOLD: f64 = 0.9;
-/// What the measured VMs offer, as a fraction of what they bought.
+/// Offered rate of the measured VMs, as a fraction of their purchase.
 const OFFERED: f64 = 0.55;
 /// Frames of a batch.
 const BATCH: f64 = 32.0;
@@ -67,7 +68,7 @@ const PROBE_PPS: f64 = 20_000.0;
 /// Fig. 3: VMs in all.
 const VMS: [u8; 4] = [1, 4, 8, 16];
 
-/// What one VM of a class bought, as a fraction of the core.
+/// Purchase of one VM of a class, as a fraction of the core.
 fn part(class: u8) -> f64 {
     let parts = |class: u8| f64::from(1_u8 << (CLASSES - class));
     let all: f64 = (1..=CLASSES).map(parts).sum::<f64>() * f64::from(IN_CLASS);
@@ -78,7 +79,7 @@ fn name(class: u8, number: u8) -> String {
     format!("class{class}-vm{number}")
 }
 
-/// Whether the VM stays within what it bought, and is measured.
+/// Whether the VM stays within its purchase, and is measured.
 fn is_measured(class: u8, number: u8) -> bool {
     class == 1 || number == 1
 }
@@ -113,7 +114,7 @@ fn free(schedule: &str) -> Plan {
     plan(schedule, |_| Bound::default())
 }
 
-/// The subjects: ours with and without classes, and the peer.
+/// The subjects: Penstock with and without classes, and the peer.
 #[derive(Debug)]
 struct Subjects {
     bed: Bed,
@@ -162,7 +163,7 @@ fn worst_batch_us(bulk: Capacity, tsc_hz: f64) -> f64 {
     BATCH * bulk.cycles / tsc_hz * 1e6
 }
 
-/// What a small and a large frame cost without limits.
+/// Cost of a small and of a large frame, without limits.
 fn costs(bed: &Bed, rig: &mut Rig) -> anyhow::Result<(Capacity, Capacity)> {
     let mut cost = |size| {
         let greedy = Offer { size, flows: 1, rate: Rate::Max };
@@ -177,7 +178,7 @@ fn costs(bed: &Bed, rig: &mut Rig) -> anyhow::Result<(Capacity, Capacity)> {
 struct Alone {
     probe: Capacity,
     bulk: Capacity,
-    /// The first class alone.
+    /// Window of the first class alone.
     window: Window,
     doubt: Option<Doubt>,
 }
@@ -273,7 +274,7 @@ fn what_else(window: &Window) -> Value {
     })
 }
 
-/// What all 16 offer, or only the first class.
+/// Offers of all 16 senders, or only of the first class.
 fn offers(bed: &Bed, probe: Capacity, all: bool) -> Vec<(String, Offer)> {
     let offer = |(class, number)| {
         let rate = if is_measured(class, number) {
@@ -312,12 +313,12 @@ impl Found {
     }
 }
 
-/// What one subject showed in the judged windows.
+/// Results of one subject in the judged windows.
 #[derive(Debug, Clone, Default)]
 struct Seen {
-    /// The first class alone, around those windows.
+    /// Results of the first class alone, around those windows.
     alone: Found,
-    /// On a full core.
+    /// Results on a full core.
     full: Found,
     worst_batch_us: Vec<f64>,
 }
@@ -335,7 +336,7 @@ impl Seen {
         Ok(seen)
     }
 
-    /// What a full core adds to the first class's p99.
+    /// Microseconds that a full core adds to the first class's p99.
     fn added_us(&self) -> f64 {
         self.full.us(1, 1) - self.alone.us(1, 1)
     }
@@ -403,7 +404,8 @@ fn note(outcome: &mut Outcome, name: &str, window: &Window, hz: f64) -> anyhow::
 }
 
 /// The worst case of each class in microseconds, as `penstock explain` prints it. It must be read
-/// just after a window. Without a cost model, `explain` uses what frames cost in the last seconds.
+/// just after a window. Without a cost model, `explain` uses the cost of frames in the last
+/// seconds.
 fn bounds(subjects: &mut Subjects) -> anyhow::Result<Vec<f64>> {
     subjects.c2qos.awake(|rig| {
         let of = |class| {
@@ -596,8 +598,8 @@ mod tests {
 
     #[test]
     fn the_first_class_bought_more_than_a_turn_gives() {
-        // Otherwise the first class would have no backlog under round-robin, and nothing would be
-        // shown.
+        // Otherwise the first class would have no backlog under round-robin, and the figure would
+        // show nothing.
         assert!(OFFERED * part(1) > 1.0 / f64::from(CLASSES * IN_CLASS));
     }
 

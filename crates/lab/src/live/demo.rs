@@ -2,23 +2,24 @@
 //!
 //! # Problem
 //!
-//! Two VMs buy the switch's core. The *victim* buys four fifths of what is sold, and both behave.
+//! Two VMs buy the switch's core. The *victim* buys four fifths of the sold part, and both behave.
 //! Then the neighbour floods: it sends 64-byte frames of 100,000 flows, as fast as its ring takes
 //! them.
 //!
 //! # Source
 //!
-//! C2QoS §II-B and Fig. 1. The VMs and what they buy are those of [`super::noisy`].
+//! C2QoS §II-B and Fig. 1. The VMs and their purchases are those of [`super::noisy`].
 //!
 //! # Approach
 //!
 //! The same load runs under `bps` policing with round-robin, and under cycle buckets with batch
-//! scheduling. The question is whether the victim keeps what it bought.
+//! scheduling. These two runs are the demo's two *lives*. The question is whether the victim keeps
+//! its purchase.
 //!
-//! As in [`super::noisy`], each window lies between two short calibrations, which judge it. It is
-//! repeated if the machine changed meanwhile. The picture shows the judged windows in a row, and
-//! what the victim had bought at each moment. C2QoS sold it cycles, which are more or fewer bits as
-//! the machine is fast or slow.
+//! As in [`super::noisy`], each window lies between two short calibrations, which judge it. A
+//! window is repeated if the machine changed meanwhile. The picture shows the judged windows in a
+//! row, and the victim's purchase at each moment. C2QoS sold the victim cycles, and they are worth
+//! more bits while the machine is fast.
 //!
 //! # A disturbed machine
 //!
@@ -30,7 +31,7 @@
 //!
 //! # Cost
 //!
-//! Under a minute on a quiet machine, four minutes at most.
+//! A run takes under a minute on a quiet machine, and four minutes at most.
 
 use serde_json::json;
 
@@ -59,11 +60,11 @@ const ROUGH: Rule = Rule { agree: 1.0, tries: 2, rough: true };
 const LIVES: [(&str, &str); 2] = [("bps", "bps policing"), ("c2qos", "C2QoS")];
 const VMS: [(&str, &str); 2] = [("victim", "victim"), ("noisy1", "neighbour")];
 const BOUGHT: &str = "bought by the victim";
-/// The label in the legend. Both ways of limiting sell the victim parts of what the core is found
-/// to carry.
+/// The label in the legend. In both lives, the victim's purchase is a part of the core's capacity,
+/// which calibrations find.
 const BOUGHT_LABEL: &str = "bought by the victim (moves with the core's speed)";
 const TIME: &str = "seconds of measurement (what lies between is cut out)";
-/// What happens in each life.
+/// The event in each life.
 const FLOODS: &str = "the neighbour floods";
 
 /// How a life is run.
@@ -157,7 +158,7 @@ fn once(
         context.progress(done + at, title);
         let judged = adapted(way.lengths, wanted, |length, row| {
             let judged = subject.windows(bed, case, (secs * length, row), way.rule)?;
-            // Only when all lengths have been tried is it known whether these windows are given up.
+            // These windows are given up only if all lengths have been tried.
             subject.tally.try_again(row - u32::try_from(judged.len())?.min(row));
             Ok(judged.into_iter().map(|window| (secs * length, window)).collect())
         })?;
@@ -194,7 +195,7 @@ fn adapted<T>(
     Ok(judged)
 }
 
-/// What one life showed, and its curves.
+/// Results of one life, and its curves.
 #[derive(Debug, Default)]
 struct Life {
     seen: Seen,
@@ -244,7 +245,7 @@ impl Life {
         Ok(())
     }
 
-    /// Adds the curves, and returns what the life showed.
+    /// Adds the curves, and returns the results of the life.
     fn draw(self, outcome: &mut Outcome, title: &str) -> Seen {
         let finite = |points: Vec<(f64, f64)>| points.into_iter().filter(|p| p.1.is_finite());
         for ((_, vm), curve) in VMS.iter().zip(self.vms) {
@@ -258,7 +259,7 @@ impl Life {
     }
 }
 
-/// States what the victim kept in one life, as a claim.
+/// Adds a claim about the part of its purchase that the victim kept in one life.
 fn conclude(outcome: &mut Outcome, name: &str, life: &Life) {
     let seen = &life.seen;
     outcome.note(&format!("worker_capacity_of_core_{name}"), life.core_part);
@@ -268,7 +269,7 @@ fn conclude(outcome: &mut Outcome, name: &str, life: &Life) {
     let Some(kept) = seen.kept() else { return };
     let what = "of what it bought, the victim keeps while its neighbour floods";
     let claim = Claim::new(&format!("{name}_victim_kept_pct"), what, "%").measured(kept);
-    // What policing in bits does to the victim is shown, but nothing is promised about it.
+    // The effect of policing in bits on the victim is shown, but nothing is promised about it.
     let promised = if name == "c2qos" { seen.least_kept() } else { None };
     outcome.claim(match promised {
         Some(least) => claim.at_least(least),

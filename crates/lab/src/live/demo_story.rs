@@ -1,4 +1,5 @@
-//! What `make demo` says at its end: it makes three sentences of windows, without a clock.
+//! The text that `make demo` prints at its end. This module makes three sentences from windows, and
+//! reads no clock.
 //!
 //! # Problem
 //!
@@ -8,16 +9,16 @@
 //!
 //! # Approach
 //!
-//! Whatever was measured makes a story of three lines: one for each way of limiting, and one for
+//! Any set of measurements makes a story of three lines: one for each way of limiting, and one for
 //! the machine. A value that is not a number is never printed.
 //!
 //! # When the switch failed
 //!
-//! C2QoS promises the victim what it bought. It broke that promise if the victim kept less than
-//! [`PROMISE_PCT`], minus what disturbances explain. Disturbances are the difference of the
-//! calibrations around a window, the time waited for a core, and the time that the hypervisor took.
-//! Undisturbed windows decide this, if there are [`ENOUGH`] of them. Other windows are reported as
-//! rough and are never a failure.
+//! C2QoS promises the victim its whole purchase. The switch broke this promise if the victim kept
+//! less than [`PROMISE_PCT`], minus the part that disturbances explain. Disturbances are the
+//! difference of the calibrations around a window, the time waited for a core, and the time that
+//! the hypervisor took. Undisturbed windows decide this, if there are [`ENOUGH`] of them. Other
+//! windows are reported as rough and are never a failure.
 
 use super::bracket::Tally;
 use super::machine::Machine;
@@ -25,7 +26,7 @@ use crate::rig::stats::middle;
 
 /// The least number of windows from which a median is meaningful.
 pub(super) const ENOUGH: usize = 3;
-/// Percentage of what it bought that the victim must keep under C2QoS.
+/// Percentage of its purchase that the victim must keep under C2QoS.
 pub(super) const PROMISE_PCT: f64 = 99.0;
 /// No victim keeps a higher percentage. A value above this is not printed as a number.
 const MOST_PCT: f64 = 200.0;
@@ -37,13 +38,13 @@ const WAITED_PCT: f64 = 1.0;
 /// Above this percentage of waiting time, the numbers do not mean much.
 const HOPELESS_PCT: f64 = 30.0;
 
-/// What was seen of the victim under one way of limiting.
+/// Results of the victim in one life.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
     /// The victim's bandwidth in each window in which all behaved, in Gbit/s.
     pub before: Vec<f64>,
-    /// For each window of the flood: its bandwidth, the percentage kept of what it bought, and the
-    /// possible error of that in percent.
+    /// For each window of the flood: the victim's bandwidth, the percentage of its purchase that it
+    /// kept, and the possible error of this percentage.
     pub flood: Vec<[f64; 3]>,
     /// Whether windows count although they were disturbed.
     pub rough: bool,
@@ -51,7 +52,7 @@ pub(super) struct Seen {
     pub stolen_pct: f64,
 }
 
-/// The median of those values that are numbers and that a measurement can have.
+/// Median of the values that a measurement can have. Other values are ignored.
 fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let possible = |value: &f64| (0.0..=MOST_OF_ALL).contains(value);
     let numbers: Vec<f64> = values.into_iter().filter(possible).collect();
@@ -59,26 +60,27 @@ fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 }
 
 impl Seen {
-    /// Whether there is enough to tell.
+    /// Whether there are `enough` windows before the flood, and `enough` in it.
     pub fn is_enough(&self, enough: usize) -> bool {
         let before = self.before.iter().filter(|gbps| gbps.is_finite());
         let flood = self.flood.iter().filter(|window| window[1].is_finite());
         before.count().min(flood.count()) >= enough
     }
 
-    /// Percentage of what it bought that the victim kept in the flood.
+    /// Percentage of its purchase that the victim kept in the flood.
     pub fn kept(&self) -> Option<f64> {
         median(self.flood.iter().map(|window| window[1]))
     }
 
-    /// Possible error of that, in percent.
+    /// Possible error of [`Self::kept`], in percent.
     pub fn unsure(&self) -> f64 {
         let own = median(self.flood.iter().map(|window| window[2])).unwrap_or(MOST_PCT);
         let stolen = if self.stolen_pct.is_finite() { self.stolen_pct } else { 0.0 };
         (own.max(0.0) + stolen.max(0.0)).min(PROMISE_PCT)
     }
 
-    /// The least percentage that keeps C2QoS's promise. `None`: these windows cannot tell.
+    /// The least percentage that keeps C2QoS's promise. `None` if these windows are too few or
+    /// rough.
     pub fn least_kept(&self) -> Option<f64> {
         let judged = !self.rough && self.is_enough(ENOUGH);
         judged.then(|| ((PROMISE_PCT - self.unsure()) * 10.0).floor() / 10.0)
@@ -89,7 +91,8 @@ impl Seen {
         matches!((self.least_kept(), self.kept()), (Some(least), Some(kept)) if kept < least)
     }
 
-    /// The sentence. `promised` says that this way of limiting promises the victim what it bought.
+    /// The sentence about the victim. `promised` says whether this life promises the victim its
+    /// purchase.
     fn sentence(&self, limits: &str, promised: bool) -> String {
         let Some(kept) = self.kept() else {
             return format!("Under {limits} the victim could not be measured.");
@@ -102,7 +105,8 @@ impl Seen {
         } else {
             format!("kept {about}{kept:.0} % of what it bought")
         };
-        // Each window's throughput divided by the part kept, so that both numbers fit.
+        // The purchase in Gbit/s: each window's throughput divided by the part kept, so that both
+        // numbers fit.
         let due = median(self.flood.iter().map(|[got, kept, _]| 100.0 * got / kept));
         let rates = match (median(self.flood.iter().map(|window| window[0])), due) {
             (Some(got), Some(due)) => format!(" ({} of {} Gbit/s)", gbps(got), gbps(due)),
@@ -125,21 +129,22 @@ fn gbps(value: f64) -> String {
     if value < 0.1 { format!("{value:.3}") } else { format!("{value:.2}") }
 }
 
-/// What the machine was like during the whole run.
+/// State of the machine during the whole run.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Conditions {
-    /// Windows judged and repeated, and why.
+    /// Judged and repeated windows, with the reasons.
     pub tally: Tally,
     /// Shares of each window's time for which switch and load waited for a core.
     pub waits: Vec<[f64; 2]>,
-    /// What others did.
+    /// Activity of other programs.
     pub machine: Machine,
     /// Whether switch and load share one core.
     pub one_core: bool,
 }
 
 impl Conditions {
-    /// The sentence. `rough` says that some windows count although they were disturbed.
+    /// The sentence about the machine. `rough` says that some windows count although they were
+    /// disturbed.
     fn sentence(&self, rough: bool) -> String {
         let repeated = self.tally.repeated();
         if !rough && repeated == 0 && !self.one_core {

@@ -1,4 +1,4 @@
-//! What else the machine did while something was measured.
+//! Other activity of the machine during a measurement.
 //!
 //! # Problem
 //!
@@ -8,14 +8,15 @@
 //!
 //! The kernel's counts:
 //!
-//! - `/proc/stat`: what each core spent, and what the hypervisor took of it.
-//! - `/proc/PID/stat`: each program.
-//! - `cpu.stat` of our control group: how long its limit stopped us.
+//! - `/proc/stat`: the time that each core spent, and the part that the hypervisor took.
+//! - `/proc/PID/stat`: the time that each program computed.
+//! - `cpu.stat` of our control group: the time for which its limit stopped us.
 //!
 //! # Approach
 //!
-//! The result is the difference of two readings. Time that the cores spent and our own programs did
-//! not, others spent. So programs that come and go between two readings count as well.
+//! The result is the difference of two readings. The difference between the time that the cores
+//! spent and the time that our own programs spent belongs to others. So programs that come and go
+//! between two readings count as well.
 //!
 //! # Limits
 //!
@@ -26,7 +27,7 @@ use std::fs;
 
 /// Clock ticks of a second in `/proc`: a constant of Linux (`USER_HZ`).
 const TICKS: f64 = 100.0;
-/// Less than this percentage is not mentioned.
+/// Percentages below this value are not mentioned.
 const LEAST_PCT: f64 = 2.0;
 
 /// The texts that a reading is made of.
@@ -78,7 +79,7 @@ impl Reading {
         Self::of(texts, cores, i32::try_from(std::process::id()).unwrap_or(0))
     }
 
-    /// `me` and its children are ours.
+    /// The process `me` and its children count as ours.
     fn of(texts: Texts<'_>, cores: &[u32], me: i32) -> Self {
         let number = |text: &str| text.parse::<f64>().ok().filter(|n| n.is_finite());
         let mut reading = Self::default();
@@ -111,7 +112,7 @@ impl Reading {
         reading
     }
 
-    /// What happened from then until `now`.
+    /// Activity from this reading until `now`.
     pub fn until(&self, now: &Self) -> Machine {
         let secs = now.at - self.at;
         if secs <= 0.0 {
@@ -133,7 +134,7 @@ impl Reading {
                 busiest = Some((program.name.clone(), grown));
             }
         }
-        // What a child of ours had computed before does not belong to this time.
+        // Time that a child of ours computed before this reading does not count.
         let ended =
             self.programs.iter().filter(|(who, of)| of.ours && !now.programs.contains_key(*who));
         ours -= ended.map(|(_, program)| program.secs).sum::<f64>();
@@ -162,7 +163,7 @@ fn cpu_stat_file(groups: &str) -> String {
             _ => None,
         }
     };
-    // A limit is where the controller is, so version 1 comes first.
+    // A limit is at the CPU controller. If version 1 has this controller, version 1 comes first.
     groups.lines().filter_map(of).min().map(|(_, file)| file).unwrap_or_default()
 }
 
@@ -176,7 +177,7 @@ fn program(text: &str, me: i32) -> Option<(Who, Program)> {
     let number = |nth: usize| fields.get(nth).and_then(|word| word.parse::<u64>().ok());
     let parent = fields.get(1).and_then(|word| word.parse::<i32>().ok());
     let own = number(11)?.saturating_add(number(12)?);
-    // Children of ours that have ended and were waited for are in our own count.
+    // The counts of ended children that we waited for are in our own count.
     let ended = if pid == me { number(13)?.saturating_add(number(14)?) } else { 0 };
     let ticks = u32::try_from(own.saturating_add(ended)).ok()?;
     // Only characters that a terminal and a picture can show.
@@ -185,7 +186,7 @@ fn program(text: &str, me: i32) -> Option<(Who, Program)> {
     Some(((pid, number(19)?), Program { name, ours, secs: f64::from(ticks) / TICKS }))
 }
 
-/// What else the machine did, in percent.
+/// Other activity of the machine, in percent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Machine {
     /// Percentage of the cores' time that other programs and the kernel used.
@@ -202,12 +203,12 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Percentage of the cores' time that others certainly had. A kernel that forwards frames does
-    /// not count as another.
+    /// not count as one of the others.
     pub fn taken_pct(&self) -> f64 {
         self.programs_pct + self.stolen_pct + self.throttled_pct
     }
 
-    /// What is worth telling, each as a clause with a subject.
+    /// The notable activity, each as a clause with a subject.
     pub fn clauses(&self) -> Vec<String> {
         let mut clauses = Vec::new();
         let worth = |pct: f64| (LEAST_PCT..=100.0).contains(&pct);

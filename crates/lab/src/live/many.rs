@@ -1,4 +1,4 @@
-//! C2QoS Fig. 6 (b), live: what more VMs add to a frame's cost.
+//! C2QoS Fig. 6 (b), live: the cost that more VMs add to a frame.
 //!
 //! # Problem
 //!

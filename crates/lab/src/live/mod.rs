@@ -2,14 +2,14 @@
 //!
 //! # Problem
 //!
-//! Real rings, caches and neighbours may contradict what a simulation shows.
+//! Real rings, caches and neighbours may contradict a simulation.
 //!
 //! # Approach
 //!
 //! One process starts the switches and plays all VMs from one loop on one core. It stops the
-//! switches by turns, and a guard takes everything down. A figure takes at most three minutes. Each
-//! number is reported with what would make it wrong: waits for a core, or rings that were never
-//! full.
+//! switches by turns, and a guard removes everything. A figure takes at most three minutes. Each
+//! number is reported with the conditions that would make it wrong: waits for a core, or rings that
+//! were never full.
 //!
 //! | Module | Content |
 //! |---|---|
@@ -19,17 +19,17 @@
 //! | `many` | Fig. 6: more VMs |
 //! | `noisy` | Fig. 1: a victim and aggressors |
 //! | `demo`, `demo_story` | the story that `make demo` tells, and its sentences |
-//! | `machine` | what else the machine did meanwhile |
+//! | `machine` | other activity of the machine meanwhile |
 //! | `needs` | whether a program is installed |
 //! | `classes` | Fig. 3 and Fig. 11: latency on a full core |
 //! | `bandwidth` | Fig. 10: iperf3 and qperf |
 //! | `applications` | Fig. 12: FTP servers and web servers |
 //! | `shares` | FS-VDE, Table II: five flows of two clients |
 //! | `shaped` | the stage of VM jitter's figures: a shaped VM |
-//! | `capture` | what arrives in a namespace, and when |
+//! | `capture` | frames that arrive in a namespace, and their times |
 //! | `rtp` | VM jitter, Fig. 8: an RTP stream |
 //! | `requests` | VM jitter, Fig. 9: ApacheBench |
-//! | `spacing` | VM jitter, Fig. 10: how far apart frames leave |
+//! | `spacing` | VM jitter, Fig. 10: spacing of the departing frames |
 //! | `rates` | VM jitter, Fig. 11: the rate of a shaped VM |
 //! | `fabric` | QShare: racks of hosts under a controller |
 //! | `vcpu` | VM jitter, Figs. 2, 6, 7 and 12: virtual processors on one core |

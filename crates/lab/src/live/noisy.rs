@@ -2,11 +2,11 @@
 //!
 //! # Problem
 //!
-//! Two VMs buy 1 : 4 of what the core is found to carry of their declared traffic (512 bytes, one
-//! flow), together 90 %. The VM with four fifths, the *victim*, sends what it bought and 5 % more.
-//! The other part belongs to one VM, or to three VMs that share it. They turn noisy: they send
-//! 64-byte frames, 100,000 flows, or both. They send at the bit rate they bought (with many flows:
-//! the frame rate), or as fast as their rings take frames.
+//! Two VMs buy 1 : 4 of the core's measured capacity for their declared traffic (512 bytes, one
+//! flow), together 90 %. The VM with four fifths, the *victim*, sends 5 % more than it bought. The
+//! other part belongs to one VM, or to three VMs that share it. They turn noisy: they send 64-byte
+//! frames, 100,000 flows, or both. They send at the bit rate they bought (with many flows: the
+//! frame rate), or as fast as their rings take frames.
 //!
 //! # Source
 //!
@@ -14,16 +14,17 @@
 //!
 //! # Approach
 //!
-//! Each window stands between two calibrations ([`super::bracket`]). In a calibration both VMs send
+//! Each window lies between two calibrations ([`super::bracket`]). In a calibration both VMs send
 //! their declared traffic as fast as it is taken, without limits in bits. Then the victim sends
-//! alone. What the VMs bought is 90 % of the result, 1 : 4.
+//! alone. Together the VMs bought 90 % of the result, 1 : 4.
 //!
-//! - C2QoS sells it once, in cycles: the same part of the worker's capacity, whatever a frame costs
-//!   at the moment. The equivalent in frames is the mean of the surrounding calibrations.
-//! - `bps` and the peer sell it in bits. Their limits are set after each calibration, according to
-//!   it.
+//! - C2QoS sells this purchase once, in cycles: the same part of the worker's capacity, whatever a
+//!   frame costs at the moment. The equivalent in frames is the mean of the surrounding
+//!   calibrations.
+//! - `bps` and the peer sell the purchase in bits. Their limits are set after each calibration,
+//!   according to its result.
 //!
-//! The victim must keep min(what it can do alone, what it bought).
+//! The victim must keep the smaller of two rates: its rate alone, and its purchase.
 //!
 //! Each switch has its own calibrated capacity, so each switch is compared with its own promise.
 //! Three subjects take turns: ours under `cycles-minmax` and `hbs`, ours under `bps` and
@@ -32,14 +33,15 @@
 //!
 //! # The generator
 //!
-//! It plays all VMs from one core and must be faster than the switch that it drives. Our worker may
-//! spend [`CORE_PART`] of its core, under either policy. The peer costs more per frame and cannot
-//! be capped. The rings show whether the generator was faster. A window is not judged if a frame
-//! was due, was not published and the ring had room in most turns.
+//! The generator plays all VMs from one core and must be faster than the switch that it drives. Our
+//! worker may spend [`CORE_PART`] of its core, under either policy. The peer costs more per frame
+//! and cannot be capped. The rings show whether the generator was faster. A window is not judged if
+//! a frame was due, was not published and the ring had room in most turns.
 //!
 //! # Cost
 //!
-//! About 130 windows of 0.25 s, each with a calibration of the same length, on a quiet machine.
+//! A run takes about 130 windows of 0.25 s, each with a calibration of the same length, on a quiet
+//! machine.
 
 use serde_json::json;
 
@@ -55,13 +57,13 @@ use penstock_guest::load::Rate;
 
 /// The declared frame size.
 const SIZE: u16 = 512;
-/// What our worker may spend of its core.
+/// Part of its core that our worker may spend.
 pub(super) const CORE_PART: f64 = 0.5;
 /// Part of the calibrated capacity that is sold.
 const SOLD: f64 = 0.9;
-/// The victim's part of what is sold.
+/// The victim's part of the sale.
 const VICTIM: f64 = 0.8;
-/// What is offered, as a multiple of what was bought.
+/// Offered rate of a well-behaved VM, as a multiple of its purchase.
 const OVER: f64 = 1.05;
 /// Flows of an aggressor that sends many.
 const MANY: u32 = 100_000;
@@ -76,7 +78,7 @@ const CALIBRATION_SECS: [f64; 2] = [0.15, 0.08];
 /// How many times longer a calibration takes if disturbed windows count.
 const ROUGH_LONGER: f64 = 4.0;
 
-/// What the aggressors change to.
+/// Change of the aggressors' traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     Size,
@@ -111,7 +113,7 @@ impl Case {
         format!("{} x {event}, {load}", self.crowd)
     }
 
-    /// What each aggressor offers if it bought `pps` frames of the declared size.
+    /// The offer of each aggressor that bought `pps` frames of the declared size.
     pub fn offer(self, pps: f64) -> Offer {
         let small = self.event != Event::Flows;
         let size = if small { 64 } else { SIZE };
@@ -135,23 +137,23 @@ fn gbps(pps: f64) -> f64 {
 /// Subjects in the order of their turns.
 const SUBJECTS: [&str; 3] = ["c2qos", "bps", OVS_DPDK];
 
-/// What a calibration found.
+/// Result of a calibration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Speed {
     /// Frames per second of both VMs: declared traffic, as fast as it was taken.
     pps: f64,
-    /// The same of the victim alone, which sent what it would have bought and 5 % more.
+    /// Frames per second of the victim alone, which sent 5 % more than it would have bought.
     solo_pps: f64,
     doubt: Option<Doubt>,
 }
 
 impl Speed {
-    /// What the victim bought, in frames per second.
+    /// The victim's purchase, in frames per second.
     fn victim_pps(&self) -> f64 {
         VICTIM * SOLD * self.pps
     }
 
-    /// What all aggressors bought together, in frames per second.
+    /// The purchase of all aggressors together, in frames per second.
     fn noisy_pps(&self) -> f64 {
         (1.0 - VICTIM) * SOLD * self.pps
     }
@@ -194,12 +196,12 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// Whether it sells bits rather than cycles.
+    /// Whether the subject sells bits rather than cycles.
     fn sells_bits(&self) -> bool {
         self.name != SUBJECTS[0]
     }
 
-    /// Converts frames per second to its policer's limit in bits per second.
+    /// Converts frames per second to the limit of the subject's policer, in bits per second.
     fn bits(&self, pps: f64) -> f64 {
         // The peer's policer counts a frame without its 14 bytes of Ethernet header and without
         // FCS.
@@ -207,7 +209,8 @@ impl Subject {
         pps * counted * 8.0
     }
 
-    /// Sets limits in bits according to a calibration, or removes them for one.
+    /// Sets limits in bits according to the calibration `by`. `None` removes the limits, for a
+    /// calibration.
     fn limit(&mut self, by: Option<&Speed>) -> anyhow::Result<()> {
         if !self.sells_bits() {
             return Ok(());
@@ -217,13 +220,13 @@ impl Subject {
         (0..self.crowd).try_for_each(|i| self.rig.switch.limit(&noisy(i), each))
     }
 
-    /// What the victim bought, according to the calibrations around a window.
+    /// The victim's purchase, according to the calibrations around a window.
     fn bought_pps(&self, judged: &Window) -> f64 {
         let (before, after) = (judged.before.victim_pps(), judged.after.victim_pps());
         if self.sells_bits() { before } else { f64::midpoint(before, after) }
     }
 
-    /// Percentage kept of what the victim must keep.
+    /// The victim's rate, in percent of the rate that it must keep.
     pub fn kept(&self, judged: &Window) -> anyhow::Result<f64> {
         let solo = f64::midpoint(judged.before.solo_pps, judged.after.solo_pps);
         let due = self.bought_pps(judged).min(solo);
@@ -238,7 +241,7 @@ impl Subject {
         100.0 * (high / low - 1.0 + judged.found.window.wait())
     }
 
-    /// What the victim bought, in Gbit/s, counted in the same way as its throughput.
+    /// The victim's purchase in Gbit/s, counted in the same way as its throughput.
     pub fn bought_gbps(&self, judged: &Window) -> f64 {
         gbps(self.bought_pps(judged))
     }
@@ -271,7 +274,7 @@ impl Subject {
 /// A judged window.
 pub(super) type Window = Judged<Speed, Seen>;
 
-/// A window's result, and what was offered in it.
+/// A window's result, and the offers in it.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub window: fleet::Window,
@@ -371,13 +374,13 @@ fn peer(bed: &Bed) -> anyhow::Result<Subject> {
 struct Found {
     subject: &'static str,
     case: Case,
-    /// Percentage kept of what the victim must keep.
+    /// The victim's rate, in percent of the rate that it must keep.
     kept: f64,
-    /// Difference in percent from when all VMs behaved.
+    /// Change of the victim's rate in percent, compared with all VMs behaving.
     delta: f64,
     /// Share of turns in which flooding VMs found their rings full.
     full: f64,
-    /// As in [`fleet::Window`].
+    /// Share of the time waited for a core, as in [`fleet::Window`].
     wait: f64,
 }
 

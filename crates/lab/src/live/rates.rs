@@ -7,16 +7,16 @@
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Fig. 11: netperf at 4, 8, 16 and 32 Mbit/s, TCP and UDP. The rates 200 Mbit/s
-//! and 2 Gbit/s are ours.
+//! VM jitter §V-B, Fig. 11: netperf at 4, 8, 16 and 32 Mbit/s, TCP and UDP. This figure adds the
+//! rates 200 Mbit/s and 2 Gbit/s.
 //!
 //! # Approach
 //!
 //! A namespace behind a vhost-user endpoint runs iperf3 to another. The port's `shape.send` is set
-//! while it runs. UDP offers a quarter more than the rate. The measured rate is that of the frames
-//! that the switch delivered, FCS included, over [`SECS`] after a third of that time. The result is
-//! the worst of the requested number of runs. If the programs do not reach a rate without a shaper,
-//! that rate is reported and not judged. The claim on it then does not hold.
+//! while iperf3 runs. UDP offers a quarter more than the rate. The measured rate is that of the
+//! frames that the switch delivered, FCS included, over [`SECS`] after a third of that time. The
+//! result is the worst of the requested number of runs. If the programs do not reach a rate without
+//! a shaper, that rate is reported and not judged. The claim on it then does not hold.
 //!
 //! # 2 Gbit/s
 //!
@@ -31,8 +31,8 @@
 //!
 //! # Cost
 //!
-//! Two and a half minutes. With the paper's length and repetitions (`--secs 60 --runs 3`) it takes
-//! an hour.
+//! A run takes two and a half minutes. With the paper's length and repetitions (`--secs 60 --runs
+//! 3`) it takes an hour.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ use crate::rig::{Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
-/// In Mbit/s.
+/// Rates in Mbit/s.
 const RATES: [f64; 6] = [4.0, 8.0, 16.0, 32.0, 200.0, 2_000.0];
 /// From this rate on the bar is [`WIDE_PCT`], and packets have [`JUMBO`] bytes.
 const WIDE_FROM: f64 = 2_000.0;
@@ -65,9 +65,9 @@ const HEADERS: u16 = 28;
 const SECS: f64 = 6.0;
 /// Time between two readings.
 const STEP: Duration = Duration::from_millis(250);
-/// What UDP offers, as a multiple of the rate.
+/// Rate that UDP offers, as a multiple of the rate.
 const OFFERED: f64 = 1.25;
-/// What the programs must reach without a shaper, as a multiple of the rate.
+/// Rate that the programs must reach without a shaper, as a multiple of the rate.
 const ROOM: f64 = 1.05;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,9 +13,9 @@
 //! nginx runs in the VM's namespace and ApacheBench (`ab`) in another, with one connection after
 //! the other. The claims are about `ab`'s own standard deviations of the waiting time, which lasts
 //! from the request to the answer's first byte. `ab` prints tenths of a millisecond. For the token
-//! bucket the claim takes the least value that would be printed so, and for smoothing the greatest.
-//! Each request's time comes from a capture at `ab`'s side. The deviation of these times is
-//! reported as well (`capture_ms_std`).
+//! bucket, the claim takes the least value that rounds to the printed one. For smoothing, it takes
+//! the greatest. Each request's time comes from a capture at `ab`'s side. The deviation of these
+//! times is reported as well (`capture_ms_std`).
 //!
 //! # Departures
 //!
@@ -25,7 +25,7 @@
 //!
 //! # Cost
 //!
-//! Two and a half minutes.
+//! A run takes two and a half minutes.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ const ROUNDING_MS: f64 = 0.05;
 const PER_SECOND: f64 = 28.0;
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// What `ab` reported.
+/// The report of `ab`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Said {
     /// Standard deviation of the waiting time, in ms.
@@ -141,7 +141,7 @@ fn ask_for(bed: &Bed, stage: &mut Stage, requests: usize) -> anyhow::Result<(Sai
     Ok((of_ab, Waited { waiting, secs: of_ab.secs }))
 }
 
-/// Parses what `ab` prints at its end.
+/// Parses the report that `ab` prints at its end.
 fn read(said: &str) -> Option<Said> {
     let after = |label: &str| said.lines().find_map(|line| line.strip_prefix(label));
     let first = |label: &str| after(label)?.split_whitespace().next();

@@ -14,7 +14,7 @@
 //!
 //! ffmpeg makes a video, and its clock references are rewritten. Seven packets of it are then due
 //! at each of the times of the simulated stream, with the same seed. The mean rate, FCS included,
-//! is the limit's.
+//! equals the limit.
 //!
 //! GStreamer sends the video from the VM's namespace by those references, as VLC does. It sends one
 //! frame when it is due, with that time as its timestamp. (A player that sends a whole picture at
@@ -25,7 +25,7 @@
 //!
 //! # Cost
 //!
-//! Two and a quarter minutes.
+//! A run takes two and a quarter minutes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,7 +47,7 @@ use crate::rig::platform;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::ask;
 
-/// What Ethernet adds to a frame and the shaper counts.
+/// Bytes that Ethernet adds to a frame and that the shaper counts.
 const FCS: u64 = 4;
 /// Bytes of a transport stream's packet, and packets that a frame carries.
 const PACKET: usize = 188;
@@ -140,7 +140,7 @@ pub(super) fn due(seed: u64, secs: Option<f64>) -> Vec<Nanos> {
 pub(super) fn video(dir: &Path, due: &[Nanos]) -> anyhow::Result<PathBuf> {
     let file = dir.join("video.ts");
     let last = due.last().context("a stream of no packets")?;
-    // A little more than is needed.
+    // The video is a little longer than needed.
     let secs = (last.0 / 1_000_000_000 * 11 / 10 + 3).to_string();
     let mut command = Command::new("ffmpeg");
     command.args(["-v", "error", "-y", "-f", "lavfi", "-i", "testsrc2=size=352x288:rate=25"]);
@@ -165,7 +165,7 @@ fn set_clock(stream: &mut Vec<u8>, due: &[Nanos]) -> Option<()> {
     stream.truncate(bytes);
     let mut first = None;
     for (number, packet) in stream.chunks_exact_mut(PACKET).enumerate() {
-        // An adaptation field that is long enough and has a clock reference.
+        // Only packets with a clock reference in a long enough adaptation field are changed.
         if packet[3] & 0x20 == 0 || packet[4] < 7 || packet[5] & 0x10 == 0 {
             continue;
         }
@@ -216,7 +216,7 @@ pub(super) fn play(
     let lasts = Duration::from_millis(6) * u32::try_from(frames)?;
     let said = stage.await_program(sender, lasts + LATE)?;
     anyhow::ensure!(!said.contains("ERROR"), "GStreamer said:\n{said}");
-    // Waits for what is still in the shaper.
+    // Waits for the frames that are still in the shaper.
     loop {
         let readings = stage.watch(QUIET.as_secs_f64(), QUIET)?;
         if let [before, .., after] = &readings[..]
@@ -281,8 +281,8 @@ fn tshark(capture: &Path) -> anyhow::Result<serde_json::Value> {
 
 /// The mean jitter in tshark's table of one stream.
 fn mean_jitter(said: &str) -> Option<f64> {
-    // After the lost packets' percentage come the least, mean and largest gap, and the same of the
-    // jitter.
+    // After the lost packets' percentage come the least, mean and largest gap, and then the least,
+    // mean and largest jitter.
     let mut words = said.lines().find(|line| line.contains(" 0x"))?.split_whitespace();
     words.find(|word| word.ends_with("%)"))?;
     words.nth(4)?.parse().ok()

@@ -10,7 +10,7 @@ use penstock_guest::clock;
 
 /// The VM that sends.
 pub(super) const VM: &str = "vm1";
-/// Everything else.
+/// The VM that represents the network.
 pub(super) const NET: &str = "net";
 /// Indices in the plan.
 pub(super) const VM_PLACE: usize = 0;
@@ -24,13 +24,13 @@ pub(super) fn plan() -> Plan {
     Plan::new("", vec![vm, net])
 }
 
-/// The same plan, for figures that measure times.
+/// Like [`plan`], for figures that measure times.
 pub(super) fn prompt_plan() -> Plan {
     Plan { prompt: true, ..plan() }
 }
 
-/// Does `work`. Also returns the percentage of its time for which the worker waited for its core.
-/// Frames that depart then are late, but not because of the shaper.
+/// Runs `work`. Also returns the percentage of that time for which the worker waited for its core.
+/// Frames that depart during such a wait are late, but not because of the shaper.
 pub(super) fn waited<T>(
     stage: &mut Stage,
     work: impl FnOnce(&mut Stage) -> anyhow::Result<T>,
@@ -41,14 +41,14 @@ pub(super) fn waited<T>(
     Ok((done, 100.0 * waited))
 }
 
-/// Shapes what the VM sends from now on. A token bucket is refilled every 50 ms, as Xen's is.
+/// Shapes the VM's frames from now on. A token bucket is refilled every 50 ms, as Xen's is.
 pub(super) fn shape(stage: &Stage, kind: Kind, rate: BitsPerSecond) -> anyhow::Result<()> {
     let period = if kind == Kind::TokenBucket { ", period_ms = 50" } else { "" };
     let shaper = kind.name();
     stage.set(VM, &format!("shape={{ send = {}, shaper = \"{shaper}\"{period} }}", rate.0))
 }
 
-/// Stops shaping what the VM sends.
+/// Stops shaping the VM's frames.
 pub(super) fn unshape(stage: &Stage) -> anyhow::Result<()> {
     stage.set(VM, "shape=")
 }

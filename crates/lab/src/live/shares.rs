@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! c1 has one flow from one VM. c2 has four flows from two VMs and should get twice what c1 gets.
-//! First come, first served, TCP gives each *flow* about the same.
+//! c1 has one flow from one VM. c2 has four flows from two VMs and should get twice c1's rate.
+//! First come, first served, TCP gives each *flow* about the same rate.
 //!
 //! # Source
 //!
@@ -11,11 +11,11 @@
 //!
 //! # Approach
 //!
-//! Namespaces stand behind vhost-user endpoints, with iperf3 in them. Every flow goes to one server
-//! behind the shared output, which sends no faster than [`LINK`] in either order. Both orders
-//! alternate, [`RUNS`] times each. Rates are what the switch took from each VM and sent on. The
-//! first third of a run does not count. If `vde_switch` is installed, it is measured as well. It
-//! has no rate of its own: its CPU is its link, as in the paper.
+//! Namespaces with iperf3 are behind vhost-user endpoints. Every flow goes to one server behind the
+//! shared output, which sends no faster than [`LINK`] in either order. Both orders alternate,
+//! [`RUNS`] times each. A VM's rate counts the frames that the switch took from the VM and sent on.
+//! The first third of a run does not count. If `vde_switch` is installed, it is measured as well.
+//! `vde_switch` has no configured rate: its CPU is its link, as in the paper.
 //!
 //! # Departures
 //!
@@ -68,7 +68,6 @@ impl Order {
             name: (*name).to_owned(),
             tenant: tenant(client, *weight),
             to: Some(NET.to_owned()),
-            // The way back, for acknowledgements.
             ..Vm::default()
         };
         let mut vms: Vec<Vm> = VMS.iter().map(sender).collect();
@@ -78,12 +77,13 @@ impl Order {
             Self::FairShare => "egress = \"fair-share\"\n",
         };
         let more = format!("{queue}link = {LINK}\n");
+        // `answers` is the way back for acknowledgements.
         vms.push(Vm { name: NET.to_owned(), more, answers: true, ..Vm::default() });
         Plan { offloads: true, ..Plan::new("", vms) }
     }
 }
 
-/// What a run found: the bits per second of each VM that were sent on.
+/// Result of a run: bits per second of each VM that the switch sent on.
 type Rates = [f64; 3];
 
 fn one(bed: &Bed, order: Order, secs: f64) -> anyhow::Result<Rates> {

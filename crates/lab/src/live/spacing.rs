@@ -24,11 +24,11 @@
 //!
 //! A running shaper's window cannot be set, and a change of rate moves the window at once. The
 //! simulation removes that move to show the controller, which cannot be seen here. Claims have no
-//! band, because the spacing contains what the receiver's core adds.
+//! band, because the receiver's core adds to the spacing.
 //!
 //! # Cost
 //!
-//! A minute and a half.
+//! A run takes a minute and a half.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ use penstock_guest::clock;
 const FCS: u32 = 4;
 /// Payload of a frame of 1,500 bytes with FCS.
 const PAYLOAD: &str = "1454";
-/// What the VM offers, in bits per second: more than four times the rate.
+/// Rate that the VM offers, in bits per second: more than four times the limit.
 const OFFERED: &str = "10000000";
 /// Seconds at the other rate.
 const BEFORE: f64 = 3.0;
@@ -59,7 +59,7 @@ const BEFORE: f64 = 3.0;
 const SECS: f64 = 20.0;
 /// Seconds before the change that are shown. The beginning of connections is left out.
 const SHOWN: f64 = 2.0;
-/// How near the limit a settled second's rate is, as a fraction of the limit.
+/// Largest distance of a settled second's rate from the limit, as a fraction of the limit.
 const NEAR: f64 = 0.02;
 const SERVER: u16 = 5_201;
 
@@ -111,8 +111,8 @@ struct Departed {
     bytes: u32,
 }
 
-/// Captures what departs around a change of the rate. Before the change the rate is wrong by the
-/// factor `off`.
+/// Captures the frames that depart around a change of the rate. Before the change the rate is wrong
+/// by the factor `off`.
 fn change(bed: &Bed, stage: &mut Stage, off: f64, secs: f64) -> anyhow::Result<Vec<Departed>> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of `OFF`")]
     let before = BitsPerSecond((crate::rig::stats::to_f64(RATE.0) / off) as u64);
@@ -156,7 +156,7 @@ fn departures(frames: &[Captured], zero: Nanos) -> Vec<Departed> {
 /// A second after the change.
 #[derive(Debug, Clone, Copy)]
 struct Second {
-    /// As a fraction of the limit.
+    /// Rate, as a fraction of the limit.
     rate: f64,
     /// Median spacing, in ms, scaled to 1,500 bytes.
     spacing: f64,
@@ -177,7 +177,7 @@ fn seconds(departed: &[Departed], secs: f64) -> Vec<Second> {
     (0..whole).map(second).collect()
 }
 
-/// Number of seconds until all that follow are settled.
+/// Number of seconds until all later seconds are settled.
 fn settle(seconds: &[Second], window: &Window) -> usize {
     let spacings = frame_ms(window.low)..=frame_ms(window.high);
     let settled = |s: &Second| (s.rate - 1.0).abs() <= NEAR && spacings.contains(&s.spacing);

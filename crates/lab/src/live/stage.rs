@@ -2,12 +2,12 @@
 //!
 //! # Approach
 //!
-//! The switch's worker has its core. Endpoints, kernel stacks and all programs share the
-//! generator's. So the worker's `capacity` is capped, equally for every policy, until the switch is
-//! the bottleneck and not the programs' core. The guard takes down namespaces, daemons and files.
-//! Rates come from the switch's counters of what each port sent. If a figure measures times,
-//! endpoints and programs run in real time ([`Plan::prompt`]). A kernel that preempts at its tick
-//! lets others keep the core for 4 ms, however low their priority.
+//! The switch's worker has a core of its own. Endpoints, kernel stacks and all programs share the
+//! generator's core. So the worker's `capacity` is capped, equally for every policy, until the
+//! switch is the bottleneck and not the programs' core. The guard removes namespaces, daemons and
+//! files. Rates come from the switch's counters of each port's sent frames. If a figure measures
+//! times, endpoints and programs run in real time ([`Plan::prompt`]). Otherwise, a kernel that
+//! preempts at its tick lets other programs keep the core for 4 ms, however low their priority.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,7 +35,7 @@ const REAL_TIME: [&str; 2] = ["-r", "1"];
 /// A switch with a namespace behind each of its ports.
 #[derive(Debug)]
 pub(crate) struct Stage {
-    // What is behind the ports ends before the switch.
+    // The programs behind the ports end before the switch.
     programs: Vec<Option<Daemon>>,
     _endpoint: Daemon,
     ours: Penstock,
@@ -45,7 +45,7 @@ pub(crate) struct Stage {
     namespaces: Vec<(String, String)>,
 }
 
-/// What ports sent at one moment.
+/// Counters of the frames that ports sent, at one moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading {
     at: std::time::Instant,
@@ -107,7 +107,7 @@ impl Stage {
         Ok(Self { programs, _endpoint: endpoint, ours, dir, core, prompt, namespaces })
     }
 
-    /// Directory of its files.
+    /// Directory of the stage's files.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -126,7 +126,7 @@ impl Stage {
         Ok(command)
     }
 
-    /// Starts a program in the namespace of `vm`. It ends with the stage at the latest.
+    /// Starts a program in the namespace of `vm`. The program ends with the stage at the latest.
     pub fn start_program(
         &mut self,
         bed: &Bed,
@@ -157,7 +157,7 @@ impl Stage {
         std::fs::read_to_string(self.log(program)).context("reading what a program said")
     }
 
-    /// Waits until a program has printed `text`. Fails if it ends before.
+    /// Waits until a program has printed `text`. Fails if the program ends before that.
     pub fn await_said(
         &mut self,
         program: usize,
@@ -199,17 +199,17 @@ impl Stage {
         self.ours.ctl(&["port", "set", port, change, "--no-save"]).map(drop)
     }
 
-    /// Limits what a port sends, in bits per second without FCS.
+    /// Limits a port's sending rate, in bits per second without FCS.
     pub fn limit(&mut self, port: &str, bits: f64) -> anyhow::Result<()> {
         self.ours.limit(port, Some(bits))
     }
 
-    /// As for [`Switch`].
+    /// Nanoseconds for which the worker waited for its core, as for [`Switch`].
     pub fn waited_ns(&self) -> u64 {
         self.ours.waited_ns()
     }
 
-    /// What the ports have sent so far.
+    /// Reads the counters of the frames that ports sent.
     pub fn read(&self) -> anyhow::Result<Reading> {
         let stats = self.ours.stats()?;
         Ok(Reading { at: clock::now(), stats })

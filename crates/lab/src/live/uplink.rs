@@ -3,7 +3,7 @@
 //! # Problem
 //!
 //! VM1 bought 2 parts at 128 bytes, and VM2 bought 6 parts at 1024 bytes. Then VM1 sends frames of
-//! 1518 bytes. With the cycles it bought it now gets so many bits that the uplink is full.
+//! 1518 bytes. VM1's purchased cycles are then worth so many bits that the uplink is full.
 //!
 //! # Source
 //!
@@ -13,17 +13,17 @@
 //!
 //! - A VM stands in for the uplink. It empties its ring no faster than a link of the given rate
 //!   would carry the frames. Each frame has 20 bytes more for preamble and gap.
-//! - The cycles that a frame of each profile costs are measured right before and right after
+//! - The cycles that a frame of each profile costs are measured right before and right after a run
 //!   ([`super::bracket`]).
-//! - The two parts are scaled so that they are 90 % of what the worker may spend, which is
-//!   [`CORE_PART`] of its core. The link is 15 % above what was sold.
+//! - The two parts are scaled to 90 % of the cycles that the worker may spend, which are
+//!   [`CORE_PART`] of its core. The link's rate is 15 % above the sold rate.
 //! - Each such run has a switch of its own, without or with `link` in its configuration. That
 //!   setting switches the handler on.
 //! - VM1 floods after the event. VM2 offers 2 % more than it bought throughout.
 //!
 //! # Cost
 //!
-//! About 30 s on a quiet machine.
+//! A run takes about 30 s on a quiet machine.
 
 use serde_json::json;
 
@@ -39,13 +39,13 @@ use penstock_guest::load::Rate;
 
 /// Part of the core that is sold.
 const SOLD: f64 = 0.9;
-/// Rate of the link, as a multiple of what was sold.
+/// Rate of the link, as a multiple of the sold rate.
 const LINK: f64 = 1.15;
-/// What well-behaved VMs offer, as a multiple of what they bought.
+/// Rate that well-behaved VMs offer, as a multiple of their purchase.
 const OVER: f64 = 1.02;
 /// Frame sizes: VM1's and VM2's profile, and the size that VM1 changes to.
 const SIZES: [u16; 3] = [128, 1024, 1518];
-/// What VM2 bought, as a multiple of what VM1 bought.
+/// VM2's purchase, as a multiple of VM1's purchase.
 const RATIO: f64 = 3.0;
 /// The window in which a frame's cost is measured.
 const COST: Span = Span { warm: 0.03, secs: 0.12, parts: 3 };
@@ -59,7 +59,7 @@ fn bits(size: u16) -> f64 {
     f64::from(size) * 8.0
 }
 
-/// What was sold, in bits per second (FCS included) and in cycles.
+/// The sale, in bits per second (FCS included) and in cycles.
 #[derive(Debug, Clone, Copy)]
 struct Sale {
     bits: [f64; 2],
@@ -111,7 +111,7 @@ fn scales(bed: &Bed) -> anyhow::Result<Rig> {
     Rig::ours(bed, "costs", &plan)
 }
 
-/// What frames cost at a moment.
+/// Costs of frames at one moment.
 #[derive(Debug, Clone, Copy)]
 struct Costs {
     /// Cycles of a frame of each of [`SIZES`].
@@ -119,7 +119,7 @@ struct Costs {
     doubt: Option<Doubt>,
 }
 
-/// What a run found: VM1's and VM2's bits per second over time. The event is in the middle.
+/// Result of a run: VM1's and VM2's bits per second over time. The event is in the middle.
 #[derive(Debug, Clone, Default)]
 struct Curves {
     vms: [Vec<f64>; 2],
@@ -194,8 +194,8 @@ fn parts(secs: f64) -> u32 {
     (secs / STEP).round() as u32
 }
 
-/// How VM2 fared after the event: its change in percent over the second half, and the seconds until
-/// it has recovered for good.
+/// Effect of the event on VM2: its change in percent over the second half, and the seconds until it
+/// has recovered for good.
 fn effect(curve: &[f64]) -> (f64, f64) {
     let (before, after) = curve.split_at(curve.len() / 2);
     let normal = middle(before);

@@ -41,7 +41,7 @@ impl VdeSwitch {
         std::fs::create_dir_all(&dir).context("making a directory")?;
         let (socket, pid) = (dir.join("switch"), dir.join("switch.pid"));
         let (worker, core) = (bed.worker_core().to_string(), bed.generator_core().to_string());
-        // Without `-d` its input is its console, and it ends when that ends.
+        // Without `-d` the switch uses its input as a console, and ends when the input ends.
         let mut command = Command::new("taskset");
         command.args(["-c", &worker, "vde_switch", "-d", "-s"]).arg(&socket).arg("-p").arg(&pid);
         ask(&mut command).context("starting vde_switch")?;
@@ -124,7 +124,7 @@ impl Drop for VdeSwitch {
         self.programs.clear();
         self.plugs.clear();
         self.namespaces.iter().for_each(|netns| end_inside(netns));
-        // It may have ended already. If this signal does not end it, the guard does.
+        // The switch may have ended already. If this signal does not end it, the guard does.
         let _ = kill(Pid::from_raw(self.pid), Signal::SIGTERM);
     }
 }

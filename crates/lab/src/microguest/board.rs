@@ -64,8 +64,8 @@ pub struct Stream {
     pub work: u64,
     /// Length of a period.
     pub period: u64,
-    /// Length of a sleep when it has nothing to do, in nanoseconds. 0: until there is something to
-    /// do.
+    /// Length of a sleep when the guest has nothing to do, in nanoseconds. 0: until there is
+    /// something to do.
     pub pause_ns: u64,
 }
 
@@ -91,7 +91,7 @@ impl Board {
     ///
     /// # Errors
     ///
-    /// Fails if it cannot be opened, or is not a guest's.
+    /// Fails if the memory cannot be opened, or is not a guest's.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let file = File::options().read(true).write(true).open(path);
         let file = file.with_context(|| format!("{}: opening", path.display()))?;
@@ -111,7 +111,7 @@ impl Board {
         Ok(Self { memory: memory.context("mapping a guest's memory")?, path })
     }
 
-    /// The path by which another process can open it while this process has it.
+    /// The path by which another process can open the memory while this process has it open.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -121,7 +121,7 @@ impl Board {
         &self.memory
     }
 
-    /// Its address in this process.
+    /// Address of the memory in this process.
     pub(super) fn host_address(&self) -> anyhow::Result<u64> {
         let start = self.memory.get_host_address(GuestAddress(0)).context("its address")?;
         Ok(u64::try_from(start.addr())?)

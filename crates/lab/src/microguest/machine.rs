@@ -158,7 +158,7 @@ fn ahead(vcpu: &VcpuFd) -> anyhow::Result<u64> {
         let before = Tsc.now().0;
         let read = vcpu.get_msrs(&mut msrs).context("KVM: reading the guest's time")?;
         let after = Tsc.now().0;
-        ensure!(read == 1, "KVM does not tell the guest's time stamp counter");
+        ensure!(read == 1, "KVM does not report the guest's time stamp counter");
         let width = after.wrapping_sub(before);
         let guest = msrs.as_slice().first().map_or(0, |entry| entry.data);
         if best.is_none_or(|(least, _)| width < least) {

@@ -1,8 +1,8 @@
-//! Micro-guests: virtual processors that do nothing but what is measured.
+//! Micro-guests: virtual processors that do only the measured work.
 //!
 //! # Problem
 //!
-//! Only the inside of a guest shows what a scheduler does to a vCPU. A guest with an operating
+//! Only the inside of a guest shows the effect of a scheduler on a vCPU. A guest with an operating
 //! system adds timers, idle loops and drivers of its own. Under nested virtualization its kernel
 //! may not run at all.
 //!
@@ -46,7 +46,7 @@ use penstock_guest::clock;
 
 /// Name of the thread that is the virtual processor, as in QEMU.
 pub const VCPU_THREAD: &str = "CPU 0/KVM";
-/// What a guest's process prints on standard output when the guest is about to run.
+/// Text that a guest's process prints on standard output when the guest is about to run.
 pub const RUNNING: &str = "running";
 /// Interval between checks whether the guest has ended.
 const LOOK: Duration = Duration::from_millis(50);
@@ -127,7 +127,7 @@ pub fn start(
                 .and_then(|()| sched_setaffinity(Pid::from_raw(0), &cpus))
                 .with_context(|| format!("pinning the guest to core {core}"))?;
         }
-        // Makes its sleeps end on time. Without this permission they are 50 us late.
+        // Makes the guest's sleeps end on time. Without this permission they are 50 us late.
         let _ = nix::sys::prctl::set_timerslack(1);
         machine.run(&board)
     };

@@ -1,12 +1,12 @@
-//! What the guest computes: a loop, in ring 3, that never ends by itself.
+//! The guest's program: a loop in ring 3 that never ends by itself.
 //!
 //! # Approach
 //!
-//! The loop counts its rounds. When the number of the last event in memory changes, it notes the
-//! time and the number. With a stream, it also sends each packet when it is due and notes that
+//! The loop counts its rounds. When the number of the last event in memory changes, the loop notes
+//! the time and the number. With a stream, it also sends each packet when it is due and notes that
 //! time. It computes for a number of rounds in every period. When neither is left to do, it writes
-//! until when it has nothing to do, and leaves the processor by an I/O instruction. `board` names
-//! what it reads and writes.
+//! the time until which it has nothing to do, and leaves the processor by an I/O instruction.
+//! `board` names the words that it reads and writes.
 #![allow(unsafe_code, reason = "the program is linked into this one as bytes")]
 
 use std::arch::global_asm;

@@ -1,4 +1,4 @@
-//! What QShare's simulated and live figures share: the testbed, and its tenants' queue binding.
+//! The testbed of QShare's simulated and live figures, and the queue binding of its tenants.
 
 mod binder;
 mod testbed;

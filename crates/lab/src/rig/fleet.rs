@@ -2,11 +2,11 @@
 //!
 //! # Approach
 //!
-//! The loop never stops while a switch is measured. What is sent changes between windows, and the
-//! next window begins after a moment of the new load. A rate is that of a sender's frames as its
-//! sink got them. Latency is one way. It lasts from before a burst is published to the turn in
-//! which the sink finds the frame, and both stamps are of one core. Sinks of stamped senders are
-//! checked after every single sender.
+//! The loop never stops while a switch is measured. The load changes between windows, and the next
+//! window begins after a moment of the new load. A sender's rate counts the frames that its sink
+//! received. Latency is one way. It lasts from before a burst is published to the turn in which the
+//! sink finds the frame. Both time stamps come from one core. Sinks of stamped senders are checked
+//! after every single sender.
 //!
 //! # What is left out
 //!
@@ -48,7 +48,7 @@ pub(super) const LARGEST: u16 = 1518;
 /// Frames of one VM in a turn.
 pub(super) const BURST: usize = 32;
 
-/// What a sender offers.
+/// The offer of a sender.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Offer {
     /// Size of its frames, FCS included.
@@ -58,7 +58,7 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Sends nothing.
+    /// An offer that sends nothing.
     pub fn silence() -> Self {
         Self { size: 64, flows: 1, rate: Rate::Stop }
     }
@@ -91,7 +91,7 @@ impl Times {
         micros(&self.quiet, percentile, tsc_hz)
     }
 
-    /// The same over all times.
+    /// Like [`Self::us`], over all times.
     pub fn us_of_all(&self, percentile: f64, tsc_hz: f64) -> f64 {
         micros(&self.all, percentile, tsc_hz)
     }
@@ -110,9 +110,9 @@ pub(crate) struct Sent {
     pub name: String,
     /// Frames per second that arrived, as the median of the window's parts.
     pub pps: f64,
-    /// Share of the loop's turns in which a frame was due and its ring was full.
+    /// Share of the loop's turns in which a frame was due and the sender's ring was full.
     pub full: f64,
-    /// Frames per second that it published.
+    /// Frames per second that the sender published.
     pub offered_pps: f64,
     /// Bits per second of each part of the window.
     pub parts: Vec<f64>,
@@ -120,7 +120,7 @@ pub(crate) struct Sent {
     pub times: Option<Times>,
 }
 
-/// What was measured in a window.
+/// Measurements of a window.
 #[derive(Debug, Clone)]
 pub(crate) struct Window {
     /// The senders, in the plan's order.
@@ -163,7 +163,7 @@ impl Window {
     }
 }
 
-/// A sender's index among the VMs, and that of its sink.
+/// A sender's index among the VMs, and the index of its sink.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     from: usize,
@@ -248,7 +248,7 @@ impl Fleet {
         self.vms.first().map(LoadVm::features).unwrap_or_default()
     }
 
-    /// Changes what `name` sends.
+    /// Changes the offer of `name`.
     pub fn offer(&mut self, name: &str, offer: &Offer) {
         if let Some(number) = self.names.iter().position(|n| n == name) {
             self.vms[number].change(&phase(offer));
@@ -361,7 +361,7 @@ impl Fleet {
             if now >= next_slice {
                 next_slice = now + slice;
                 self.sort_times(switch, lap, times);
-                // Sorting is no standstill of the switch, and frames waited meanwhile.
+                // Sorting is no standstill of the loop, but frames waited meanwhile.
                 self.forget();
                 now = self.now_ns();
             }
@@ -407,7 +407,7 @@ impl Fleet {
                 break;
             }
             moved += 1;
-            // With preamble, gap and FCS.
+            // The bytes include preamble, gap and FCS.
             let bytes: u64 = vm.arrived().map(|a| a.bytes + 24 * a.frames).sum();
             link.credit -= to_f64(bytes - link.seen_bytes) * 8.0;
             link.seen_bytes = bytes;

@@ -15,7 +15,7 @@
 //! | Module | Content |
 //! |---|---|
 //! | `switch` | the trait of a switch under test |
-//! | `penstock`, `ovs` | Penstock and OVS-DPDK as implementations of it |
+//! | `penstock`, `ovs` | Penstock and OVS-DPDK as implementations of that trait |
 //! | `through` | interfaces through which frames leave a switch and return |
 //! | `plan` | VMs and their contracts, as Penstock's configuration and as OVS's flows |
 //! | `fleet`, `pair` | the load: windows of many VMs, and the benchmarks' windows of two |
@@ -43,9 +43,9 @@ use plan::Plan;
 use stats::to_f64;
 use switch::{Case, Switch, WorkerReading};
 
-/// A window is repeated if the wait for a core exceeds this share of it.
+/// A window is repeated if the wait for a core exceeds this share of the window.
 const QUIET: f64 = 0.005;
-/// Largest number of windows taken for one.
+/// Largest number of tries for one window.
 const TRIES: usize = 3;
 /// Seconds of load before counting starts.
 const WARM_SECS: f64 = 0.15;
@@ -93,9 +93,9 @@ pub(crate) trait Timed {
 /// One window of one switch.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample<T> {
-    /// What the generator measured.
+    /// Measurements of the generator.
     pub window: T,
-    /// What the worker counted.
+    /// Counters of the worker.
     pub worker: WorkerReading,
     /// Frequency of the worker's cycles.
     pub tsc_hz: f64,
@@ -275,7 +275,7 @@ impl Rig {
         Ok((Capacity { pps: window.pps(), cycles, busy }, window))
     }
 
-    /// What the worker can do under these offers, in the quietest window of a few.
+    /// Capacity of the worker under these offers, in the quietest window of a few.
     pub fn capacity(
         &mut self,
         bed: &Bed,

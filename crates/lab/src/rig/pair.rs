@@ -27,7 +27,7 @@ const FRAME_LIMIT: Duration = Duration::from_millis(100);
 /// The longest latency that can be distinguished from longer ones.
 const LATENCY_MAX_NS: u64 = 1_000_000_000;
 
-/// How a pair attaches.
+/// Settings for the attachment of a pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Link {
     /// Descriptors of each ring.
@@ -38,7 +38,7 @@ pub(crate) struct Link {
     pub touch: bool,
 }
 
-/// What was offered and what arrived in a window.
+/// Offered and received frames of a window.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PairWindow {
     /// Seconds of sending.
@@ -82,7 +82,7 @@ impl Timed for PairWindow {
     }
 }
 
-/// How long frames took, one at a time.
+/// Latencies of frames that are sent one at a time.
 #[derive(Debug, Clone)]
 pub(crate) struct Latencies {
     /// Seconds in all.
@@ -145,7 +145,7 @@ impl Fleet {
         Ok(pair)
     }
 
-    /// Sets what is sent from here on.
+    /// Sets the load from here on.
     pub fn send(&mut self, sizes: &SizeMix, flows: u32, rate: Rate) {
         let phase = Phase {
             at_secs: 0.0,
@@ -238,7 +238,8 @@ impl Fleet {
     ) -> anyhow::Result<Paced> {
         let before = self.counters();
         let missing = before.1.sink.lost;
-        // Opened only once, because opening it takes as long as the ring can hold frames.
+        // The file is opened only once, because opening it takes as long as the ring can hold
+        // frames.
         let wait = RunQueueWait::of_this_thread();
         let waited = || wait.as_ref().map_or(0, |w| w.read().0);
         let waited_before = waited();
@@ -293,7 +294,7 @@ impl Fleet {
         (self.vms[0].counters(), self.vms[1].counters())
     }
 
-    /// Receives until all that was sent is back, and nothing has come for a while.
+    /// Receives until the switch has returned all sent frames, and nothing has come for a while.
     fn settle(&mut self) {
         let began = clock::now();
         let mut quiet = began;

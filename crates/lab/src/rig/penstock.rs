@@ -19,7 +19,7 @@ const START_LIMIT: Duration = Duration::from_secs(15);
 /// Longest time until the ports listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 
-/// The offloads of its ports.
+/// The offloads of the daemon's ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Offloads {
     /// Neither checksum nor segmentation.
@@ -54,7 +54,7 @@ pub(crate) struct Penstock {
     listens: bool,
     tsc_hz: f64,
     worker: ThreadClock,
-    /// Its settings, for the report.
+    /// Settings of the daemon, for the report.
     settings: Map<String, Value>,
     before: Totals,
     waited_before_ns: u64,
@@ -85,7 +85,8 @@ impl Penstock {
         Self::start_as(bed, "penstock", Offloads::Off, Qos::default(), way)
     }
 
-    /// The same under a name of its own in reports. `qos` limits and orders its ports.
+    /// Starts the daemon under a name of its own in reports. `qos` limits and orders the daemon's
+    /// ports.
     pub fn start_as(
         bed: &Bed,
         name: &'static str,
@@ -214,7 +215,8 @@ impl Totals {
         let stolen = self.stolen - before.stolen;
         let sampled = self.sampled - before.sampled;
         let stage = |now: u64, then: u64| ratio(now - then, sampled);
-        // A peer that loses its core keeps counting. So our count gets the cycles that it left out.
+        // A peer that loses its core keeps counting cycles. Penstock leaves these cycles out, so
+        // they are added here.
         let busy_cycles = self.busy - before.busy + stolen;
         let notes = vec![
             ("cycles_ingress", stage(self.ingress, before.ingress)),
@@ -327,14 +329,15 @@ fn configuration(
     );
     let mut policy = format!("ingress_policy = \"{}\"\n", qos.policy);
     if qos.policy.starts_with("cycles") {
-        // The two ports' cycles together fit the core. Each may use what the other leaves.
+        // The two ports' cycles together fit the core. Each may use the cycles that the other
+        // leaves.
         policy += &format!("cycles = {:.0}\n", 0.45 * bed.tsc_hz());
     }
     let on = offloads == Offloads::On;
     for port in ["a", "b"] {
         let owner = match qos.egress.filter(|_| port == "b") {
             None => "tenant = \"bench\"".to_owned(),
-            // Faster than any core, so that the queue's order is all that it adds.
+            // The link is faster than any core, so that the queue adds only its order.
             Some(egress) => format!("egress = \"{egress}\"\nlink = \"400G\"\nqueue = {{}}"),
         };
         text += &format!(

@@ -1,11 +1,12 @@
-//! The participants of a live experiment: VMs, what each bought, and where each sends.
+//! The participants of a live experiment: VMs, their purchases and their destinations.
 //!
 //! # Approach
 //!
 //! Our switch and the peer get the same network from one plan. For each sender there is a rule of
-//! higher priority that looks at its frames' UDP ports (a security group that hits nothing). Two
-//! more rules look at the destination. Without the first rule no decision depends on ports, and
-//! each switch could distinguish flows or not. Then "many flows" would cost one of them nothing.
+//! higher priority that looks at the UDP ports of the sender's frames. It represents a security
+//! group that hits nothing. Two more rules look at the destination. Without the first rule no
+//! decision depends on ports, and each switch could distinguish flows or not. Then "many flows"
+//! would cost one of them nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,25 +15,25 @@ use std::path::Path;
 
 use penstock_guest::mac::Mac;
 
-/// What limits a VM's sending, in the configuration's words.
+/// Limits of a VM's sending, in the configuration's words.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Bound {
     /// The port's `ingress_policy`.
     pub policy: Policy,
-    /// Cycles per second that it bought.
+    /// Cycles per second that the VM bought.
     pub cycles: f64,
-    /// Bits per second that it bought, FCS included. Used by `bps`.
+    /// Bits per second that the VM bought, FCS included. Used by `bps`.
     pub bits: f64,
     /// Weight of its share of spare cycles.
     pub weight: u16,
-    /// Latency class. 1 is served first, and 0 leaves it out.
+    /// Latency class. 1 is served first. 0 leaves the key out.
     pub priority: u8,
 }
 
 /// Ingress policies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// No limit except its turn.
+    /// No limit except the port's turn.
     #[default]
     None,
     /// Bits per second.
@@ -47,21 +48,21 @@ pub(crate) enum Policy {
 pub(crate) struct Vm {
     /// Name of the VM and of its port.
     pub name: String,
-    /// The VM that it sends to. A VM without one is a sink.
+    /// The VM to which this VM sends. A VM without one is a sink.
     pub to: Option<String>,
-    /// Whether its frames carry the time at which they were sent.
+    /// Whether the VM's frames carry the time at which they were sent.
     pub stamped: bool,
     pub bound: Bound,
-    /// Its tenant, and the tenant's weight. `None`: the tenant that all share.
+    /// The VM's tenant, and the tenant's weight. `None`: the tenant that all share.
     pub tenant: Option<(String, u32)>,
-    /// Whether it answers the VMs that send to it, of any tenant. All that they send goes to it,
-    /// and its frames go back to their destinations. Such a plan is for our switch only.
+    /// Whether this VM answers the VMs of any tenant that send to it. All that they send goes to
+    /// it, and its frames go back to their destinations. Such a plan is for our switch only.
     pub answers: bool,
-    /// Further lines of its port's table.
+    /// Further lines of the table of the VM's port.
     pub more: String,
-    /// Whether its port has no tenant, as an uplink has none. Tenants then have a VLAN.
+    /// Whether the VM's port has no tenant, as an uplink has none. Tenants then have a VLAN.
     pub shared: bool,
-    /// Rate at which it empties its ring, in bits per second. 0: all at once.
+    /// Rate at which the VM empties its ring, in bits per second. 0: all at once.
     pub drains: f64,
 }
 
@@ -96,7 +97,7 @@ pub(crate) struct Plan {
     /// Whether the ports listen on their sockets. Otherwise they connect.
     pub listens: bool,
     /// Whether endpoints and programs run in real time on their core, if priorities are raised at
-    /// all. It is for load that leaves the core idle and is measured in time.
+    /// all. This is for load that leaves the core idle and is measured in time.
     pub prompt: bool,
     /// The largest IP packet of a namespace's interface. 0: 1,500 bytes.
     pub mtu: u16,
@@ -127,7 +128,7 @@ impl Plan {
         self.vms.iter().any(|vm| vm.shared)
     }
 
-    /// Senders with their indices and those of their destinations.
+    /// Senders with their indices and the indices of their destinations.
     fn ways(&self) -> impl Iterator<Item = (usize, &Vm, usize)> {
         self.vms.iter().enumerate().filter_map(|(number, vm)| {
             let to = vm.to.as_deref().and_then(|to| self.number(to))?;
@@ -186,7 +187,7 @@ impl Plan {
         let policy = match bound.policy {
             Policy::None => String::new(),
             Policy::Bps => {
-                // A burst of 10 ms, as the peer has it, and at least 64 KiB.
+                // The burst is 10 ms, as the peer has it, and at least 64 KiB.
                 let burst = (bound.bits / 8.0 / 100.0).max(65_536.0);
                 format!(
                     "ingress_policy = \"bps\"\n\

@@ -51,14 +51,14 @@ impl Case {
     }
 }
 
-/// What a worker did between two readings of its counters.
+/// Work of a worker between two readings of its counters.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WorkerReading {
     /// Frames taken from all ports.
     pub frames: u64,
     /// TSC cycles of the loop's turns that moved frames. They include time without the core.
     pub busy_cycles: u64,
-    /// Nanoseconds for which its thread was runnable and did not run.
+    /// Nanoseconds for which the worker's thread was runnable and did not run.
     pub waited_ns: u64,
     /// Further counters of the switch, by name.
     pub notes: Vec<(&'static str, f64)>,
@@ -86,12 +86,12 @@ pub(crate) trait Switch: std::fmt::Debug + Send + Sync {
     fn waited_ns(&self) -> u64;
     /// Starts counting. For exact counts no frame may be under way.
     fn mark(&mut self) -> anyhow::Result<()>;
-    /// What the worker did since the mark. For exact counts no frame may be under way.
+    /// Work of the worker since the mark. For exact counts no frame may be under way.
     fn read(&mut self) -> anyhow::Result<WorkerReading>;
     /// Like `read`, but a worker that took no frame is an error.
     fn read_some(&mut self) -> anyhow::Result<WorkerReading>;
-    /// Limits what a port sends to `bits` per second, counted as the switch's policer does. `None`
-    /// removes the limit.
+    /// Limits a port's sending rate to `bits` per second, counted as the switch's policer does.
+    /// `None` removes the limit.
     fn limit(&mut self, port: &str, bits: Option<f64>) -> anyhow::Result<()>;
     /// Asks the control socket of Penstock. `None` for any other switch.
     fn ask(&self, words: &[&str]) -> Option<anyhow::Result<String>>;

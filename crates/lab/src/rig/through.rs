@@ -1,4 +1,4 @@
-//! A path out of the switch and back in. It measures what uplinks cost as a path from VM to VM.
+//! A path out of the switch and back in. It measures the cost of uplinks, as a path from VM to VM.
 //!
 //! # Approach
 //!
@@ -17,7 +17,7 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Ward;
 use penstock_guest::bed::process::ask;
 
-/// How the switch has the interfaces.
+/// How the switch attaches the interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Through {
     /// AF_XDP on a veth; the peer's `afxdp` ports
@@ -72,7 +72,7 @@ pub(crate) struct Outside {
 }
 
 impl Outside {
-    /// Creates the namespace, and the veth if `way` uses one. The guard takes it down.
+    /// Creates the namespace, and the veth if `way` uses one. The guard removes the namespace.
     pub fn make(bed: &Bed, way: Through, of: &str) -> anyhow::Result<Self> {
         let netns = format!("pb{}-{of}", std::process::id());
         bed.guard().take(&Ward::Netns(netns.clone()))?;

@@ -644,7 +644,7 @@ fn the_latency_bound_goes_by_what_full_batches_cost() {
     let before = bound_us(&host, &growth);
     host.tick(Nanos::from_secs(1));
     for second in 2..8 {
-        // The port was not held back, so its batches are small, and a frame costs half more than in
+        // The port was not held back, so its batches are small, and a frame costs 50 % more than in
         // the model.
         send(&counters, 10_000, 1_064, 300);
         host.tick(Nanos::from_secs(second));
@@ -715,8 +715,8 @@ fn explain_bounds_a_class_by_what_is_in_force() {
         host.core.bound(&mut answer, growth);
         answer
     };
-    // The port may put frames for 10,000 cycles into its ring at once. One batch may run before it,
-    // and it needs two rounds.
+    // The port may put frames for 10,000 cycles into its ring at once. One batch may run before the
+    // port's turn, and the port needs two rounds.
     let first = ask("vm1", &growth);
     assert_eq!(first.bound_us, Some(31), "{}", first.latency);
     // The bound is (5 begun + 4 rounds of 5 + 20 saved up + 10 into debt + 10 with a refill) / 0.8.

@@ -1,10 +1,10 @@
-//! What the tests of wrong configurations share.
+//! Functions and types that the tests of wrong configurations share.
 
 use std::collections::BTreeSet;
 
 use penstock_control::config::{Machine, parse_on};
 
-/// A right configuration; each case appends something wrong.
+/// A valid configuration. Each case appends a mistake.
 pub const BASE: &str = r#"[host]
 name = "h1"
 [[tenant]]
@@ -24,10 +24,10 @@ tenant = "blue"
 tap.interface = "tap1"
 "#;
 
-/// What is appended to [`BASE`], and its errors.
+/// The text that is appended to [`BASE`], and its errors.
 pub type Case = (&'static str, &'static [&'static str]);
 
-/// All errors of a text, as shown, on a machine with cores 0 and 1.
+/// All errors of a text, as the user sees them, on a machine with cores 0 and 1.
 pub fn errors(text: &str) -> Vec<String> {
     let machine = Machine { cores: Some(BTreeSet::from([0, 1])) };
     match parse_on(text, "host.toml", &machine) {
@@ -36,8 +36,8 @@ pub fn errors(text: &str) -> Vec<String> {
     }
 }
 
-/// Appends each text to [`BASE`] and compares all errors; their lines count from the appended
-/// text.
+/// Appends each text to [`BASE`] and compares all errors. Line numbers in the errors count from the
+/// appended text.
 pub fn appended(cases: &[(&str, &[&str])]) {
     let mut wrong = Vec::new();
     for (text, expected) in cases {
@@ -51,7 +51,8 @@ pub fn appended(cases: &[(&str, &[&str])]) {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n\n"));
 }
 
-/// `3:8: text` becomes `host.toml:22:8: text`.
+/// Changes the place of an error from the appended text to the whole file: `3:8: text` becomes
+/// `host.toml:22:8: text`.
 fn shift(expected: &str) -> String {
     let (line, rest) = expected.split_once(':').expect("LINE:COLUMN: text");
     let line: usize = line.parse().expect("a line number");

@@ -12,8 +12,8 @@
 //! same seed.
 //!
 //! - *tcp*: the controller gives no queues, and hosts limit no tenant.
-//! - *Static reservation*: no queues either. Hosts delay what each VM sends and receives to its
-//!   guarantee.
+//! - *Static reservation*: the controller gives no queues. Hosts delay the traffic of each VM, in
+//!   both directions, to the VM's guarantee.
 //! - *Ours*: queues follow use, and tenants without a queue are limited.
 //!
 //! A flow's time begins when its connection is opened. For each system, flows count if they begin
@@ -43,7 +43,8 @@ struct System {
     name: &'static str,
     /// The controller's mode.
     mode: &'static str,
-    /// Whether hosts delay what each VM sends and receives to the rate it bought.
+    /// Whether hosts delay the traffic of each VM, in both directions, to the rate that the VM
+    /// bought.
     reserves: bool,
     /// Whether hosts limit tenants without a queue.
     holds: bool,

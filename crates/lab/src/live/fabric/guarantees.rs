@@ -9,11 +9,11 @@
 //!
 //! # Approach
 //!
-//! A tenant's rate in a direction is what its VMs in that rack received by their hosts' counters,
-//! acknowledgements included. It is compared with the tenant's guarantee, because the tenant always
-//! wants more. A sample is a second long. It counts from one second after the tenant began, because
-//! TCP needs that second to find the available rate. The bridges' counters show the utilization of
-//! the core.
+//! A tenant's rate in a direction is the traffic that its VMs in that rack received by their hosts'
+//! counters, acknowledgements included. It is compared with the tenant's guarantee, because the
+//! tenant always wants more. A sample is a second long. It counts from one second after the tenant
+//! began, because TCP needs that second to find the available rate. The bridges' counters show the
+//! utilization of the core.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What runs in the tenants' VMs: TCP clients and servers of all of them in one thread.
+//! The programs in the tenants' VMs: TCP clients and servers of all VMs, in one thread.
 //!
 //! # Problem
 //!
@@ -8,9 +8,9 @@
 //! # Approach
 //!
 //! One thread opens each socket in its VM's network namespace, and serves all sockets by one epoll.
-//! A client asks one of its servers for a number of bytes over a connection of its own. It counts
-//! what arrives, and the kernel's TCP does the rest. A connection that is refused or breaks ends
-//! the run, because nothing here may lose one.
+//! A client asks one of its servers for a number of bytes over a connection of its own. The client
+//! counts the bytes that arrive, and the kernel's TCP does the rest. A connection that is refused
+//! or breaks ends the run, because nothing here may lose a connection.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -50,7 +50,7 @@ const DATAGRAM: usize = 1_400;
 const CONGESTION: &str = "cubic";
 /// Interval at which datagrams are sent and orders are read.
 const TICK: Duration = Duration::from_millis(2);
-/// What a client asks for if it always wants more.
+/// Number of bytes that a client requests if it always wants more.
 const ENDLESS: u64 = u64::MAX;
 
 #[derive(Debug, Clone)]
@@ -61,22 +61,22 @@ pub(super) struct Place {
 
 #[derive(Debug, Clone)]
 pub(super) enum Wants {
-    /// All that it can get, from one server.
+    /// Requests as many bytes as it can get, from one server.
     All,
-    /// Flows with sizes from the table. With equal chance a client pauses after a flow or does not;
-    /// the pause is at most this long.
+    /// Requests flows with sizes from the table. After a flow, the client pauses or continues with
+    /// equal chance. The pause is at most this long.
     Flows(Arc<SizeTable>, Duration),
-    /// Sends datagrams at this rate in bits per second, whether or not anything has room for them.
+    /// Sends datagrams at this rate in bits per second, even if there is no room for them.
     Datagrams(f64),
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Client {
     pub vm: usize,
-    /// VMs that it asks, one at a time.
+    /// VMs that the client asks, one at a time.
     pub servers: Vec<usize>,
     pub wants: Wants,
-    /// Time at which it begins.
+    /// Time at which the client begins.
     pub from: Duration,
 }
 
@@ -84,12 +84,12 @@ pub(super) struct Client {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub bytes: u64,
-    /// Time at which its connection was opened, since the clients began.
+    /// Time at which the flow's connection was opened, since the clients began.
     pub began: Duration,
     pub took: Duration,
 }
 
-/// The thread that runs all programs. It ends when this is dropped.
+/// The thread that runs all programs. The thread ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Programs {
     stop: Arc<AtomicBool>,
@@ -259,7 +259,7 @@ impl All {
         Ok(())
     }
 
-    /// Whatever this thread opens from now on is in the VM's namespace.
+    /// Moves the thread to the VM's namespace. The sockets that it opens from now on are there.
     fn enter(&self, vm: usize) -> anyhow::Result<()> {
         setns(&self.namespaces[vm], CloneFlags::CLONE_NEWNET)
             .with_context(|| format!("entering {}", self.places[vm].netns))
@@ -329,7 +329,7 @@ impl All {
         }
         let (stream, since) = (TcpStream::from(fd), clock::now());
         let peer = Peer::Client { stream, client, asked, left: asked, since, sent: false };
-        // It becomes writable when it is connected.
+        // The socket becomes writable when it is connected.
         self.add(peer, EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT)
     }
 
@@ -378,7 +378,7 @@ impl All {
                 Ok(None) => return Ok(true),
                 Ok(Some(written)) if *left != ENDLESS => *left -= u64::try_from(written)?,
                 Ok(Some(_)) => {}
-                // Its client was stopped.
+                // The client of this connection was stopped.
                 Err(_) => return Ok(false),
             }
         }
@@ -441,7 +441,7 @@ impl All {
                 match flood.socket.send_to(&self.buffer[..DATAGRAM], flood.to) {
                     Ok(_) => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        // The VM's queue is full. The missing datagrams are not made up for later.
+                        // The VM's queue is full. The missing datagrams are not sent later.
                         flood.sent = since * flood.bps;
                     }
                     Err(error) => return Err(error).context("sending a datagram"),

@@ -1,4 +1,4 @@
-//! Runs programs in a world and reads, second by second, what they got.
+//! Runs programs in a world, and reads their rates second by second.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ pub(super) fn start(
     bed.on_generator_core(|| Programs::start(places, clients, seed))
 }
 
-/// VMs of the same tenant that are `fit` to be asked.
+/// VMs of the tenant of `vm` for which `fit` is true.
 pub(super) fn others(world: &World, vm: usize, fit: impl Fn(&Vm) -> bool) -> Vec<usize> {
     let tenant = world.vms[vm].tenant;
     let all = world.vms.iter().enumerate();
     all.filter(|(_, of)| of.tenant == tenant && fit(of)).map(|(nth, _)| nth).collect()
 }
 
-/// A sample: its end, since counting began, and what it found.
+/// Rates in one interval. Times count since the clients began.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub from: Duration,
@@ -49,7 +49,7 @@ pub(super) fn watch(
     watch_and((world, programs), secs, || ())
 }
 
-/// The same, and calls `look` before the first sample and after each.
+/// Like [`watch`], and calls `look` before the first sample and after each.
 pub(super) fn watch_and(
     (world, programs): (&mut World, &mut Programs),
     secs: f64,

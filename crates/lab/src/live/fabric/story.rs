@@ -8,19 +8,19 @@
 //!
 //! # Approach
 //!
-//! For each phase, the run compares the worst served of the eight with its guarantee. Seconds count
-//! from one second after the phase's beginning.
+//! For each phase, the run compares the rate of the worst served of the eight tenants with its
+//! guarantee. Seconds count from one second after the phase's beginning.
 //!
 //! # A disturbed machine
 //!
 //! A second does not count if other programs had [`TAKEN_PCT`] of our cores or more. If less than
-//! half of a phase counts, all its seconds do, and its numbers are *rough*. Rough numbers are never
-//! a failure. If they are less than was promised, everything is repeated with phases of twice the
-//! length.
+//! half of a phase counts, all seconds of the phase count, and its numbers are *rough*. Rough
+//! numbers are never a failure. If rough numbers are below the promise, everything is repeated with
+//! phases of twice the length.
 //!
 //! # Cost
 //!
-//! About a minute, three on a disturbed machine.
+//! A run takes about a minute, and three minutes on a disturbed machine.
 
 use std::time::Duration;
 
@@ -38,17 +38,18 @@ use penstock_guest::bed::Bed;
 const SECS: f64 = 10.0;
 /// Lengths of phases that are tried, as multiples of [`SECS`].
 const LENGTHS: [f64; 2] = [1.0, 2.0];
-/// A second counts if others had less than this percentage of our cores.
+/// A second counts if other programs, the hypervisor and the CPU limit together took less than this
+/// percentage of our cores.
 const TAKEN_PCT: f64 = 5.0;
 /// Connections of a VM, and of a VM that bursts.
 const CONNECTIONS: usize = 4;
 const BURST: usize = 32;
-/// What an attacker's VM sends, in bits per second.
+/// Sending rate of an attacker's VM, in bits per second.
 const ATTACK: f64 = 20e6;
 /// The tenants that burst and attack.
 const BURSTS: usize = 8;
 const ATTACKS: usize = 9;
-/// Phase ids, what happens, and a clause that says when it was.
+/// Id of each phase, its event, and a clause that says when it was.
 const PHASES: [(&str, &str, &str); 3] = [
     ("calm", "eight tenants use all they can get", "in the calm phase"),
     ("burst", "the ninth bursts", "while the ninth tenant burst"),
@@ -58,7 +59,7 @@ const PHASES: [(&str, &str, &str); 3] = [
 /// utilization in percent.
 const KEEP_PCT: f64 = 98.0;
 const FULL_PCT: f64 = 97.0;
-/// Time before a change counts.
+/// Time from the beginning of a change until seconds count.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// Runs the demo.
@@ -130,11 +131,11 @@ fn draw(outcome: &mut Outcome, samples: &[Sample]) {
 /// One second of a phase, in percent.
 #[derive(Debug, Clone, Default)]
 struct Second {
-    /// What each of the eight had of its guarantee, in each direction.
+    /// Rate of each of the eight tenants in each direction, in percent of its guarantee.
     kept: Vec<f64>,
     /// Utilization of the core.
     core: f64,
-    /// What others had of our cores.
+    /// Share of our cores that others took.
     taken: f64,
 }
 
@@ -161,13 +162,13 @@ fn seconds(
     of_phase.map(second).collect()
 }
 
-/// What a phase showed, in percent.
+/// Results of a phase, in percent.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Phase {
-    /// What the worst served of the eight had of its guarantee, on average and in its worst second.
+    /// Rate of the worst served of the eight, in percent of its guarantee: mean and worst second.
     kept: Option<f64>,
     worst: Option<f64>,
-    /// Utilization of the core, on average and in its worst second.
+    /// Utilization of the core: mean and worst second.
     core: Option<f64>,
     core_worst: Option<f64>,
     /// Seconds that count, and all seconds.
@@ -185,7 +186,7 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 impl Phase {
-    /// Whether a tenant had less than was promised.
+    /// Whether a tenant had less than the promise.
     fn is_short(&self) -> bool {
         let below = |value: Option<f64>, least: f64| value.is_none_or(|pct| pct < least);
         below(self.kept, KEEP_PCT) || below(self.core, FULL_PCT)

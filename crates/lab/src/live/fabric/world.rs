@@ -15,7 +15,7 @@
 //!
 //! # Cost
 //!
-//! Some 120 namespaces, which the guard takes down.
+//! A world has some 120 namespaces. The guard removes them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -52,17 +52,17 @@ const VLAN: usize = 100;
 /// Longest time for a daemon to start, and for the fabric to be complete.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a world is made of.
+/// Contents of a world.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     /// Rate of every link, in bits per second.
     pub link: u64,
     /// Time between two decisions.
     pub interval: Duration,
-    /// For each tenant its number of VMs, and what each VM may send and receive, in bits per
-    /// second.
+    /// For each tenant its number of VMs, and the rate that each VM may send, and may receive, in
+    /// bits per second.
     pub tenants: Vec<(usize, u64)>,
-    /// Whether the page is served.
+    /// Whether the controller serves its page.
     pub page: bool,
 }
 
@@ -80,7 +80,7 @@ pub(super) fn tenant_name(tenant: usize) -> String {
     format!("t{}", tenant + 1)
 }
 
-/// What was counted at one moment.
+/// Counters of the world at one moment.
 #[derive(Debug, Clone)]
 pub(super) struct Reading {
     /// For each host the time by its clock, in nanoseconds, and by tenant the bytes that its VMs
@@ -93,9 +93,9 @@ pub(super) struct Reading {
 /// Rates between two readings, in bits per second.
 #[derive(Debug, Clone)]
 pub(super) struct Rates {
-    /// By tenant, what its VMs in each rack received.
+    /// By tenant, the rate that its VMs in each rack received.
     pub tenants: Vec<[f64; RACKS]>,
-    /// What each rack sent over the core.
+    /// The rate that each rack sent over the core.
     pub core: [f64; RACKS],
 }
 
@@ -133,9 +133,9 @@ pub(super) struct World {
     dir: PathBuf,
     tag: String,
     plan: Plan,
-    /// The kernel's files with what the interfaces of each rack's switch have sent. Reading a file
-    /// takes no time, so the time of a reading is known. If a program were started for it, it would
-    /// not be.
+    /// The kernel's files with the sent bytes of the interfaces of each rack's switch. Reading a
+    /// file takes no time, so the time of a reading is known. Starting a program would take an
+    /// unknown time.
     counters: [File; RACKS],
 }
 
@@ -196,7 +196,8 @@ impl World {
         self.ask(&["mode", mode]).map(drop)
     }
 
-    /// Makes hosts delay what each VM sends and receives to the rate it bought, or stop doing so.
+    /// If `on`, hosts delay the traffic of each VM, in both directions, to the rate that the VM
+    /// bought. Otherwise they stop this.
     pub fn reserve(&self, on: bool) -> anyhow::Result<()> {
         for vm in &self.vms {
             let bought = self.plan.tenants[vm.tenant].1;
@@ -209,7 +210,7 @@ impl World {
         Ok(())
     }
 
-    /// Makes hosts limit tenants as the controller says, or stop doing so.
+    /// If `on`, hosts limit tenants as the controller says. Otherwise they stop this.
     pub fn hold(&self, on: bool) -> anyhow::Result<()> {
         let keys = if on {
             ["send=", "receive="]
@@ -232,7 +233,7 @@ impl World {
         self.plan.link
     }
 
-    /// Checks that all of it runs.
+    /// Checks that all programs of the world run.
     pub fn check(&mut self) -> anyhow::Result<()> {
         self.controller.check().context("the controller")?;
         for (host, daemon) in self.hosts.iter_mut().enumerate() {
@@ -338,7 +339,7 @@ impl World {
         Ok(())
     }
 
-    /// What was counted so far.
+    /// Reads the counters.
     pub fn read(&self) -> anyhow::Result<Reading> {
         let mut hosts = Vec::new();
         for host in 0..self.hosts.len() {

@@ -24,7 +24,7 @@ use penstock_guest::bed::process::{Daemon, await_some};
 
 /// Longest time for guests and scheduler to start.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// A tmpfs on every Linux. The scheduler writes there at each poll.
+/// Directory of a tmpfs that every Linux has. The scheduler writes there at each poll.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// Seconds for which a scheduler or a guest may outlive the run if everything else fails.
 const SPARE_SECS: f64 = 30.0;
@@ -37,11 +37,11 @@ pub(super) struct Stage {
     run_dir: PathBuf,
 }
 
-/// What a VM is promised.
+/// Scheduling terms of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Terms {
     pub mode: Mode,
-    /// In milliseconds. Ignored if the mode has no deadline.
+    /// Deadline in milliseconds. Ignored if the mode has no deadline.
     pub deadline_ms: u32,
     /// The VM's `vcpu_weight`.
     pub weight: u16,
@@ -50,11 +50,11 @@ pub(super) struct Terms {
 /// Modes that are tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// By credit alone.
+    /// The VM runs by credit alone.
     None,
-    /// Runs again within its deadline.
+    /// The VM runs again within its deadline.
     Periodic,
-    /// Runs within its deadline after an event of which the scheduler is notified.
+    /// The VM runs within its deadline after an event of which the scheduler is notified.
     Event,
 }
 
@@ -70,10 +70,10 @@ impl Mode {
 }
 
 impl Terms {
-    /// By credit, with weight 1.
+    /// Terms by credit, with weight 1.
     pub const HOG: Self = Self { mode: Mode::None, deadline_ms: 0, weight: 1 };
 
-    /// A deadline, with weight 1.
+    /// Terms with a deadline, and weight 1.
     pub const fn real_time(mode: Mode, deadline_ms: u32) -> Self {
         Self { mode, deadline_ms, weight: 1 }
     }
@@ -121,12 +121,12 @@ impl Stage {
         format!("lab{}-vm{nth}", std::process::id())
     }
 
-    /// Guests with the numbers below `count`, for about `secs`.
+    /// Starts guests with the numbers below `count`, for about `secs`.
     pub fn guests(&self, count: usize, secs: f64) -> anyhow::Result<Vec<Guest>> {
         (0..count).map(|nth| self.guest(nth, secs)).collect()
     }
 
-    /// Guest number `nth`.
+    /// Starts guest number `nth`.
     pub fn guest(&self, nth: usize, secs: f64) -> anyhow::Result<Guest> {
         let core = self.bed.worker_core();
         self.bed.on_generator_core(|| Guest::start(&self.bed, Self::named(nth), core, secs))
@@ -193,13 +193,13 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Time for which its processor ran.
+    /// Time for which the guest's processor ran.
     pub fn ran(&self) -> anyhow::Result<Duration> {
         let stat = Schedstat::read(&self.thread.task());
         Ok(stat.with_context(|| format!("{}: reading how long it ran", self.name))?.ran)
     }
 
-    /// Sets its weight in the fair class, by a nice value.
+    /// Sets the guest's weight in the fair class, by a nice value.
     pub fn set_nice(&self, nice: i8) -> anyhow::Result<()> {
         let policy = Policy::Fair { nice, slice: Nanos(0) };
         Ok(policy::set(self.thread.tid, policy)?)
@@ -220,7 +220,7 @@ impl Drop for Guest {
     }
 }
 
-/// A scheduler of ours.
+/// A running Penstock scheduler.
 #[derive(Debug)]
 pub(super) struct Scheduler {
     daemon: Daemon,
@@ -274,7 +274,7 @@ impl Scheduler {
         Ok(Schedstat::read(&self.thread).context("reading the scheduler's own time")?.ran)
     }
 
-    /// The state that it reports.
+    /// The state that the scheduler reports.
     pub fn state(&self) -> anyhow::Result<State> {
         State::load(&self.run_dir).context("reading the scheduler's state")
     }

@@ -14,7 +14,7 @@ use super::bed::{Guest, Mode, Scheduler, Stage, Terms};
 use super::steal;
 use crate::evidence::percentile;
 
-/// One measurement: which VMs there are, on what terms, and for how long.
+/// One measurement: its VMs, their terms, and its length.
 #[derive(Debug, Clone)]
 pub(super) struct Cell {
     /// The VMs that get events. All of them are hogs as well.
@@ -36,8 +36,8 @@ pub(super) struct Found {
     /// The worst answers, each with the time that sending its event took. A long time means that
     /// the generator was held up.
     pub worst: Vec<(f64, f64)>,
-    /// Largest deviation of a VM's share from an equal share of what all had, in percent of the
-    /// core.
+    /// Largest deviation of a VM's share from an equal share of the time that all VMs had, in
+    /// percent of the core.
     pub share_error: f64,
     /// Share of the core that the first tested VM had, in percent.
     pub share: f64,
@@ -63,7 +63,7 @@ impl Found {
         percentile(&all, percent)
     }
 
-    /// The same for tested VM number `nth`.
+    /// The value in ms that `percent` of the answers of tested VM number `nth` do not exceed.
     pub fn at_of(&self, nth: usize, percent: f64) -> f64 {
         percentile(&self.answers[nth], percent)
     }
@@ -73,7 +73,7 @@ impl Found {
 const SETTLE: Duration = Duration::from_secs(1);
 /// An event that is not answered within this time, in ms, is an error.
 const LOST: f64 = 5_000.0;
-/// Number of worst answers that are reported with what came before them.
+/// Number of worst answers that are reported with the time that sending the event took.
 const WORST: usize = 4;
 /// Time between two checks for a late answer.
 const AGAIN: Nanos = Nanos::from_micros(200);
@@ -117,14 +117,14 @@ pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<F
         missed: told.missed.saturating_sub(told_before.missed),
         skipped: told.skipped.saturating_sub(told_before.skipped),
         polls: (told.polls - told_before.polls) / elapsed,
-        // A share of all the time that the scheduler exists. Before the cell, the load was like the
+        // This is a share of the scheduler's whole life. Before the cell, the load was like the
         // cell's.
         work: told.work,
         stolen: percent(steal::of(core)?.saturating_sub(stolen)),
     })
 }
 
-/// What a scheduler reports about itself.
+/// Report of a scheduler about itself.
 #[derive(Debug, Default)]
 struct Told {
     missed: u64,
@@ -155,15 +155,15 @@ struct Source<'a> {
     /// Time at which the next event is due.
     next: Nanos,
     number: u64,
-    /// When the last event came, and when all were notified of it, by the counter. `None` if it was
-    /// answered.
+    /// Times of the last event, by the counter: when it came, and when all were notified of it.
+    /// `None` if it was answered.
     open: Option<(u64, u64)>,
     /// For each event, the time until its answer and the time that notifying took.
     answers: Vec<(f64, f64)>,
 }
 
-/// Sends events to the tested guests, at times that the seed decides, and collects when the guests
-/// saw them.
+/// Sends events to the tested guests, at times that the seed decides, and collects the times at
+/// which the guests saw them.
 fn tell(
     stage: &Stage,
     cell: &Cell,

@@ -3,8 +3,8 @@
 //!
 //! # Problem
 //!
-//! In `pings` an answer is a guest's first instruction. Here it is what a user sees: QEMU, a virtio
-//! card and the guest's kernel take part.
+//! In `pings` an answer is a guest's first instruction. Here it is the answer that a user sees.
+//! QEMU, a virtio card and the guest's kernel take part.
 //!
 //! # Approach
 //!
@@ -35,11 +35,11 @@ const LATE: u64 = 1_000_000;
 /// A ping that is not answered within this time is lost.
 const LOST: Nanos = Nanos::from_secs(1);
 const SETTLE: Nanos = Nanos::from_secs(2);
-/// Factor by which ours must be lower at p99.
+/// Factor by which p99 must be lower with our scheduler.
 const LOWER: f64 = 3.0;
 const PERCENTS: [f64; 4] = [50.0, 90.0, 99.0, 100.0];
 
-/// Adds what a Linux guest sees, or why it is left out.
+/// Adds the results of a Linux guest, or the reason why they are missing.
 pub(super) fn enter(
     context: &Context<'_>,
     stage: &Stage,

@@ -11,7 +11,7 @@
 //!
 //! # Cost
 //!
-//! 60 s a cell, 5 cells. `--secs` sets the length.
+//! A run has 5 cells of 60 s. `--secs` sets the length of a cell.
 
 use super::bed::{Mode, Terms};
 use super::events::Cell;
@@ -31,7 +31,7 @@ const SETS: [Set; 3] = [
 ///
 /// # Errors
 ///
-/// As [`super::wakeup::run`].
+/// The same as for [`super::wakeup::run`].
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut lab = Lab::new(context, SECS, 5.0)?;
     lab.sets()?;

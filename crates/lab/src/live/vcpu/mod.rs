@@ -4,13 +4,13 @@
 //! | Module | Content |
 //! |---|---|
 //! | `bed` | guests and scheduler as processes |
-//! | `events` | events at times that a seed decides, and when guests saw them |
+//! | `events` | events at times that a seed decides, and the times at which guests saw them |
 //! | `wakeup` | event to first instruction, shares, and the scheduler's own time |
 //! | `many` | the same with several deadlines, and of sixteen VMs |
-//! | `steal` | what the host of this machine took meanwhile |
+//! | `steal` | time that the host of this machine took meanwhile |
 //! | `stream` | Figs. 2 and 6: a stream that a VM sends by itself |
 //! | `pings` | Fig. 7: requests every 0.1 s |
-//! | `linux_pings` | Fig. 7 with a Linux guest: pings over a wire of ours |
+//! | `linux_pings` | Fig. 7 with a Linux guest: pings over a wire of the lab's own |
 //! | `qemu`, `wire` | that guest, and its frames |
 //! | `shares` | Fig. 12: VMs start and stop |
 

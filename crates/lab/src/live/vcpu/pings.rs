@@ -14,7 +14,7 @@
 //! The guest is a micro-guest ([`crate::microguest`]). Its answer is its first instruction after
 //! the event. A ping also passes a switch and a guest kernel. Their time is the same under both
 //! schedulers, and would hide the difference; `linux_pings` includes it. Requests come up to 1 ms
-//! late, as the seed decides. The scheduler is notified of each, as by the switch.
+//! late, as the seed decides. The scheduler is notified of each request, as by the switch.
 //!
 //! The figure compares p50, p90 and p99 under the fair class and with deadlines of 3, 5 and 8 ms.
 //! With deadlines, p99 must be at least three times lower.
@@ -32,7 +32,7 @@ const LATE: Nanos = Nanos::from_millis(1);
 const NEIGHBOURS: [u32; 3] = [5, 3, 1];
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
 const PERCENTS: [f64; 4] = [50.0, 90.0, 99.0, 100.0];
-/// Factor by which ours must be lower at p99.
+/// Factor by which p99 must be lower with our scheduler.
 const LOWER: f64 = 3.0;
 
 /// Runs the figure.

@@ -1,9 +1,10 @@
-//! A Linux guest with QEMU that computes, and pings to it.
+//! A Linux guest that computes, with QEMU, and pings to the guest.
 //!
 //! # Requirements
 //!
-//! It needs `qemu-system-x86_64`, and what `scripts/guest-image.sh` leaves in the cache: a cloud
-//! kernel and an initramfs. The init of the initramfs runs what comes over the second serial port.
+//! The guest needs `qemu-system-x86_64`, and two files that `scripts/guest-image.sh` leaves in the
+//! cache: a cloud kernel and an initramfs. The init of the initramfs runs commands from the second
+//! serial port.
 //!
 //! # Approach
 //!
@@ -28,16 +29,17 @@ use super::bed::Stage;
 use super::wire::Station;
 use penstock_guest::bed::process::{Daemon, await_some};
 
-/// Time for it to get ready under KVM. Where a stock kernel does not boot, it never does.
+/// Time limit for the guest to get ready under KVM. Where a stock kernel does not boot, the guest
+/// never gets ready.
 const KVM_LIMIT: Duration = Duration::from_secs(20);
-/// The same under TCG, on a machine that has other work.
+/// Time limit under TCG, on a machine that has other work.
 const TCG_LIMIT: Duration = Duration::from_secs(90);
 const US: Station = Station { mac: [2, 0x70, 0x73, 0, 0, 1], ip: [10, 77, 0, 1] };
 const GUEST: Station = Station { mac: [2, 0x70, 0x73, 0, 0, 2], ip: [10, 77, 0, 2] };
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable \
     nowatchdog rcupdate.rcu_cpu_stall_suppress=1 net.ifnames=0 penstock.ip=10.77.0.2/24";
 
-/// What a guest boots.
+/// Files from which a guest boots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Image {
     kernel: PathBuf,
@@ -45,7 +47,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// What is in the cache, or what is missing, for the results.
+    /// Finds the files in the cache. The error says what is missing, for the results.
     pub fn find() -> Result<Self, String> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         if !std::env::split_paths(&path).any(|dir| dir.join(QEMU).is_file()) {
@@ -90,13 +92,13 @@ pub(super) struct Linux {
 }
 
 impl Linux {
-    /// Boots the guest, under KVM unless `accel` says otherwise or it does not get ready.
+    /// Boots the guest, under KVM unless `accel` says otherwise or the guest does not get ready.
     pub fn start(stage: &Stage, image: &Image, accel: Option<&str>) -> anyhow::Result<Self> {
         let told = std::env::var("PENSTOCK_ACCEL").ok();
         if accel.or(told.as_deref()) != Some("tcg") {
             match Self::boot(stage, image, "kvm", KVM_LIMIT) {
                 Ok(guest) => return Ok(guest),
-                Err(error) => eprintln!("no Linux under KVM here, so under TCG: {error:#}"),
+                Err(error) => eprintln!("no boot under KVM here, so TCG is used: {error:#}"),
             }
         }
         Self::boot(stage, image, "tcg", TCG_LIMIT)

@@ -1,4 +1,4 @@
-//! What the host of this machine took from one of its cores.
+//! Time that the host of this machine took from one of the cores.
 
 use std::time::Duration;
 

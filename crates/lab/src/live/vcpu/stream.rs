@@ -20,9 +20,8 @@
 //! For comparison it has the kernel's fair class with nice values of the same weights.
 //!
 //! The compared value is that of the paper's figures: the greatest delay variation between two
-//! packets in a row, and J for Fig. 2. A packet's delay lasts from when it was due to the guest's
-//! own stamp. These live figures have no band of their own. The general one is 99.9 % within D +
-//! 1 ms.
+//! packets in a row, and J for Fig. 2. A packet's delay lasts from its due time to the guest's own
+//! stamp. These live figures have no band of their own. The general band is 99.9 % within D + 1 ms.
 
 use std::time::Duration;
 
@@ -149,7 +148,7 @@ fn begin(context: &Context<'_>) -> anyhow::Result<(Stage, Outcome, u64)> {
     Ok((stage, outcome, speed))
 }
 
-/// Fig. 2, which is shown without a bar.
+/// Runs Fig. 2, which is shown without a bar.
 ///
 /// # Errors
 ///
@@ -180,7 +179,7 @@ pub(crate) fn fig2(context: &Context<'_>) -> anyhow::Result<Outcome> {
 ///
 /// # Errors
 ///
-/// As [`fig2`], and fails if real-time policies are not permitted.
+/// Fails for the same reasons as [`fig2`], and if real-time policies are not permitted.
 pub(crate) fn fig6(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (stage, mut outcome, speed) = begin(context)?;
     let secs = context.live.secs.unwrap_or(SECS).min(SECS);

@@ -1,9 +1,9 @@
-//! How soon a vCPU that computes runs after an event, and what that costs.
+//! The time from an event until a vCPU that computes runs, and the cost of scheduling.
 //!
 //! # Problem
 //!
-//! A VM that computes has used up its time when a frame comes for it. It waits until all others had
-//! theirs.
+//! A VM that computes has used up its time when a frame comes for it. The VM waits until all others
+//! had their time.
 //!
 //! # Source
 //!
@@ -16,8 +16,8 @@
 //! # Approach
 //!
 //! All VMs are micro-guests ([`crate::microguest`]) that compute, of equal weight, on one core. One
-//! of them gets events at uniformly random times, 2 to 18 ms apart, in phase with nothing. It notes
-//! when it sees them.
+//! of them gets events at uniformly random times, 2 to 18 ms apart and in phase with nothing else.
+//! The VM notes when it sees them.
 //!
 //! - `periodic`: the scheduler is not notified.
 //! - `event`: the sender notifies the scheduler, as the switch does for frames. Events are 10 to
@@ -29,8 +29,8 @@
 //!
 //! # Cost
 //!
-//! 60 s a cell, 21 cells. `--secs` sets the length. One cell of ten minutes is an experiment of its
-//! own, `vcpu-wakeup-long`.
+//! A run has 21 cells of 60 s. `--secs` sets the length of a cell. One cell of ten minutes is an
+//! experiment of its own, `vcpu-wakeup-long`.
 
 use penstock_units::Nanos;
 
@@ -89,7 +89,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
 ///
 /// # Errors
 ///
-/// As [`run`].
+/// The same as for [`run`].
 pub(crate) fn long(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut lab = Lab::new(context, LONG_SECS, 1.0)?;
     let found = lab.one(Some((Mode::Periodic, 3)), 5)?;

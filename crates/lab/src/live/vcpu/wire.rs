@@ -50,7 +50,7 @@ pub(super) fn ping(from: Station, to: Station, number: u16) -> Vec<u8> {
     [&to.mac[..], &from.mac, &IPV4, &head, &echo].concat()
 }
 
-/// What a received frame says.
+/// Content of a received frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Heard {
     /// The answer to our echo with this number.

@@ -32,20 +32,20 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::{Daemon, ThreadClock, ask};
 use perf::PmdReading;
 
-/// The Debian package that contains all of it.
+/// The Debian package that contains OVS-DPDK.
 const PACKAGE: &str = "openvswitch-switch-dpdk";
 const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Memory for its packet buffers, in MiB.
+/// Memory for OVS's packet buffers, in MiB.
 const SOCKET_MEM: u64 = 1024;
 /// 2 MiB pages for guests, in addition to `SOCKET_MEM`.
 const GUEST_PAGES: u64 = 64;
 
-/// How it handles segmentation.
+/// How OVS handles segmentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tso {
-    /// Its default: neither segmentation nor checksum offload.
+    /// OVS's default: neither segmentation nor checksum offload.
     Off,
     /// Sets `userspace-tso-enable`.
     On,
@@ -72,7 +72,7 @@ pub(crate) struct OvsDpdk {
 ///
 /// # Errors
 ///
-/// Fails with the remedy if it is not installed or we are not root.
+/// Fails with the remedy if it is not installed or this process is not root.
 pub(crate) fn check() -> anyhow::Result<()> {
     let found = [VSWITCHD, SCHEMA].iter().all(|file| Path::new(file).exists());
     ensure!(
@@ -230,7 +230,7 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Writes what must be in the database before the switch starts.
+/// Writes the settings that must be in the database before the switch starts.
 fn configure(dir: &Path, bed: &Bed, tso: Tso) -> anyhow::Result<()> {
     vsctl(dir, &words("--no-wait init"))?;
     let mut set = words("--no-wait set Open_vSwitch .");

@@ -36,7 +36,7 @@ pub(crate) struct PmdReading {
 }
 
 impl PmdReading {
-    /// What was added since `before`.
+    /// Growth since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let past = |now: u64, then: u64| now.saturating_sub(then);
         Self {
@@ -86,13 +86,14 @@ fn used_and_busy_percent(perf: &str) -> Option<(f64, f64)> {
     Some((field(perf, "Used TSC cycles:")?, number(busy.split_once('(')?.1)?))
 }
 
-/// Busy cycles of `packets` packets: the middle of what the answer's rounded numbers allow.
+/// Busy cycles of `packets` packets: the middle of the range that the answer's rounded numbers
+/// allow.
 fn busy_cycles(perf: &str, packets: f64) -> Option<f64> {
     let each = cycles_per_packet(perf)?;
     let (mut least, mut most) = (packets * (each - 0.5), packets * (each + 0.5));
     if let Some((used, percent)) = used_and_busy_percent(perf) {
         let (low, high) = (used * (percent - 0.05) / 100.0, used * (percent + 0.05) / 100.0);
-        // While the thread runs, the two numbers are not of the same moment. If their ranges do not
+        // While the thread runs, the two numbers are from different moments. If their ranges do not
         // meet, the first one counts.
         if low <= most && high >= least {
             (least, most) = (least.max(low), most.min(high));
@@ -168,7 +169,7 @@ pmd thread numa_id 0 core_id 1:
     fn busy_cycles_are_closer_than_either_rounded_number() {
         let busy = parse(PERF).unwrap().busy_cycles;
         assert!(busy.abs_diff(3_006_492_352) < 6_237_536 / 4, "{busy}");
-        // More than the share allows, so the ranges do not meet.
+        // The number is more than the share allows, so the ranges do not meet.
         let apart = PERF.replace("482 cycles/pkt", "999 cycles/pkt");
         assert_eq!(parse(&apart).unwrap().busy_cycles, 6_237_536 * 999);
         let alone = PERF.replace("- busy iterations", "- other iterations");

@@ -89,8 +89,8 @@ fn a_unicast_frame_finds_nobody_in_another_network() {
     let mut bed = Bed::start(CONFIG, &ALL);
     // After this frame the switch knows all addresses of blue.
     bed.reach("blue1", &broadcast(OTHER));
-    // If red sends to the same address, it is unknown there. The frame is flooded in red and
-    // nowhere else.
+    // If red sends to the same address, the address is unknown in red. The frame is flooded in red
+    // and nowhere else.
     let f = udp(RED2, OTHER, "10.0.0.2", "10.0.0.9");
     assert_eq!(bed.reach("red2", &f), [("red1", f.clone()), ("uplink", tagged(&f, 100))]);
     bed.check();

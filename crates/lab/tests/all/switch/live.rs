@@ -27,7 +27,7 @@ fn writable(vm: &mut VirtioNet) -> BTreeSet<u64> {
     ranges.into_iter().flat_map(pages).collect()
 }
 
-/// A copy of a guest's memory. It is updated in the same way as a migration does.
+/// A copy of a guest's memory. It is updated as in a migration.
 struct Copy {
     pages: BTreeMap<u64, Vec<u8>>,
     marked: u64,

@@ -210,7 +210,7 @@ pub struct Bound {
     pub rounds: u64,
     /// Cost of the batch that had begun.
     pub begun: Cycles,
-    /// Cost of the batches of the port's class, including its own.
+    /// Cost of the batches of the port's class, including the port's own batches.
     pub beside: Cycles,
     /// Cycles that ports above have in their buckets, may owe, and get with one refill.
     pub above: Cycles,

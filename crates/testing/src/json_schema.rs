@@ -87,9 +87,12 @@ struct Known {
     keys: BTreeSet<String>,
 }
 
-/// Returns what `ajv` in its strict mode refuses, each with its place. This is a keyword without
-/// the `type` to which it applies, several types, a required key that no `properties` names, or an
-/// `if` without effect.
+/// Lists the places in a schema that `ajv` refuses in strict mode, with their paths:
+///
+/// - a keyword that applies to one type in a schema that does not declare this `type`
+/// - a `type` that lists several types
+/// - a `required` key that is not in `properties`
+/// - an `if` without `then` and `else`, or the reverse
 pub fn loose(schema: &Value) -> Vec<String> {
     let mut found = Vec::new();
     look(schema, "#", Known::default(), &mut found);

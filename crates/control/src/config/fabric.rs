@@ -96,8 +96,8 @@ impl FabricSection {
             }
             let (wrong, remedy) = match (scheme, &self.tls) {
                 (None, _) | (Some("https"), Some(_)) | (Some("http"), None) => continue,
-                (Some("https"), None) => ("it is https, but there is no `tls`", "add `tls`"),
-                (Some("http"), Some(_)) => ("it is http, but there is `tls`", "write https://"),
+                (Some("https"), None) => ("an https address, but `tls` is not set", "add `tls`"),
+                (Some("http"), Some(_)) => ("an http address, but `tls` is set", "write https://"),
                 _ => ("neither http:// nor https://", "write host:port"),
             };
             report.at(object, &path, format!("{controller:?} is {wrong}"), remedy);

@@ -25,7 +25,7 @@ fn what_the_fabric_gives_nobody_else_gives() {
         ),
         [
             "[fabric]: \"c\" has no host or no port; write both, as in \"10.0.0.1:7000\"",
-            "[fabric]: \"https://c:1\" is it is https, but there is no `tls`; add `tls`",
+            "[fabric]: \"https://c:1\" is an https address, but `tls` is not set; add `tls`",
             "[fabric]: \"ftp://c:1\" is neither http:// nor https://; write host:port",
             "[fabric]: port \"no\" does not exist; name a [[port]] of this file",
             "[fabric]: \"\" is not a name of a server; write its name in the topology (1 to 63 \
@@ -44,7 +44,7 @@ fn what_the_fabric_gives_nobody_else_gives() {
     );
     let tls = "controllers = [\"http://c:1\"]\nuplink = \"up\"\n\
                tls = { ca = \"a\", cert = \"b\", key = \"c\" }\n";
-    let plain = "[fabric]: \"http://c:1\" is it is http, but there is `tls`; write https://";
+    let plain = "[fabric]: \"http://c:1\" is an http address, but `tls` is set; write https://";
     assert_eq!(told(tls), [plain]);
     let both = format!("{BASE}{FABRIC}wfq = {{ weights = [1, 2], map = {{ 8 = 1 }} }}\n")
         .replace("name = \"blue\"\n[", "name = \"blue\"\ndscp = 8\n[");

@@ -9,7 +9,7 @@
 )]
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -156,6 +156,7 @@ impl Session {
             .and_then(|()| stream.set_read_timeout(Some(REPLY_LIMIT)))
             .and_then(|()| stream.set_write_timeout(Some(REPLY_LIMIT)))
             .map_err(DriverError::os("setting up the vhost-user socket"))?;
+        await_answer(&stream)?;
         if queue_pairs > 1 {
             check_queue_pairs(&stream, queue_pairs)?;
         }
@@ -280,6 +281,19 @@ impl Session {
     }
 }
 
+/// Requests the features and waits [`REPLY_LIMIT`] for them. A switch may accept a connection and
+/// serve it later, as long as it keeps the port of a faulty peer stopped. `vhost` would wait without
+/// limit: it repeats a read that timed out.
+fn await_answer(mut stream: &UnixStream) -> Result<(), DriverError> {
+    // The message's number, the protocol's version, and no body. The answer has a body of 8 bytes.
+    let request = [1_u32, 1, 0].map(u32::to_ne_bytes);
+    let mut answer = [0; 20];
+    stream
+        .write_all(request.as_flattened())
+        .and_then(|()| stream.read_exact(&mut answer))
+        .map_err(DriverError::os("waiting for the switch's answer to GET_FEATURES"))
+}
+
 /// Requests the number of queue pairs on a separate front end. `vhost` interprets the answer as the
 /// number of *rings*, while switches (and the specification's own network example) answer in pairs.
 fn check_queue_pairs(stream: &UnixStream, wanted: u16) -> Result<(), DriverError> {
@@ -314,4 +328,17 @@ fn event<T: FromRawFd>(ours: &EventFd) -> Result<T, DriverError> {
     // SAFETY: the descriptor was just made, nothing else owns it, and it is an eventfd.
     // WHY: vmm-sys-util's EventFd has no constructor from an OwnedFd.
     Ok(unsafe { T::from_raw_fd(duplicate.into_raw_fd()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_switch_that_never_answers_is_given_up() {
+        let (driver, _switch) = UnixStream::pair().unwrap();
+        driver.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let refused = await_answer(&driver).unwrap_err();
+        assert!(matches!(refused, DriverError::Os { .. }), "{refused}");
+    }
 }

@@ -55,7 +55,6 @@ pub struct Experiment {
     pub sim: Option<Run>,
     /// Runs on this machine. `None` if the experiment has no live run.
     pub live: Option<Run>,
-    /// Draws the picture of a record.
     pub picture: fn(&Record) -> Picture,
 }
 

@@ -115,7 +115,7 @@ fn from(seconds: f64) -> Nanos {
 }
 
 impl Core {
-    /// Rate of each tenant over the core, in both directions together: (seconds, Mbit/s).
+    /// Rate of the tenant over the core, as a mean of both directions: (seconds, Mbit/s).
     #[must_use]
     pub fn tenant_mbps(&self, tenant: usize) -> Vec<(f64, f64)> {
         self.of(|bits, _| (bits[2 * tenant] + bits[2 * tenant + 1]) / self.sample_secs() / 2e6)

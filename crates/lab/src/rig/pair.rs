@@ -51,8 +51,8 @@ pub(crate) struct PairWindow {
     pub rx_bytes: u64,
     /// Frames with wrong bytes.
     pub bad: u64,
-    /// Seconds in turns of the loop that moved nothing. If more frames are due than the ring takes,
-    /// the generator waited for the switch.
+    /// Seconds spent in loop iterations that neither sent nor received a frame. If more frames were
+    /// due than the ring had room for, the generator waited for the switch in this time.
     pub idle_secs: f64,
     /// Nanoseconds for which the generator was runnable and did not run.
     pub waited_ns: u64,

@@ -20,11 +20,11 @@ use penstock_guest::bed::process::ask;
 /// How the switch attaches the interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Through {
-    /// AF_XDP on a veth; the peer's `afxdp` ports
+    /// Penstock: AF_XDP ports on a veth. OVS-DPDK (`--peer`): `afxdp` ports
     Xdp,
-    /// AF_PACKET on a veth; DPDK's `eth_af_packet`
+    /// Penstock: AF_PACKET ports on a veth. OVS-DPDK: DPDK's `eth_af_packet`
     Packet,
-    /// TAPs on a bridge of the kernel's; DPDK's `net_tap`
+    /// Penstock: TAP ports on a kernel bridge. OVS-DPDK: DPDK's `net_tap`
     Tap,
 }
 

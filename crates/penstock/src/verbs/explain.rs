@@ -15,8 +15,6 @@ use crate::table::{
     to_f64,
 };
 
-/// Runs the command.
-///
 /// # Errors
 /// The daemon cannot be reached or refuses the request, or the port does not exist.
 pub async fn run(socket: &Path, args: ExplainArgs) -> Result<ExitCode> {

@@ -11,8 +11,6 @@ use crate::cli::{FdbCommand, FdbFilter};
 use crate::client::{connect, refused, timed};
 use crate::table::{Align, Table, counted, or_dash, seconds};
 
-/// Runs the command.
-///
 /// # Errors
 /// The daemon cannot be reached or refuses the request.
 pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {

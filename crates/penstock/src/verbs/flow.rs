@@ -12,8 +12,6 @@ use crate::client::{connect, refused, timed};
 use crate::pairs::Pairs;
 use crate::table::{Align, Table, count};
 
-/// Runs the command.
-///
 /// # Errors
 /// The daemon cannot be reached or refuses the request, or the arguments are wrong.
 pub async fn run(socket: &Path, command: FlowCommand) -> Result<ExitCode> {

@@ -14,8 +14,6 @@ use crate::client::{connect, refused, timed};
 use crate::pairs::Pairs;
 use crate::table::{Align, Table, cycle_rate, or_dash, printable, to_f64};
 
-/// Runs the command.
-///
 /// # Errors
 /// The daemon cannot be reached or refuses the request, or the arguments are wrong.
 pub async fn run(socket: &Path, command: PortCommand) -> Result<ExitCode> {

@@ -21,8 +21,6 @@ struct Listed {
     ports: Vec<String>,
 }
 
-/// Runs the command.
-///
 /// # Errors
 /// The daemon cannot be reached or refuses the request, or the arguments are wrong.
 pub async fn run(socket: &Path, command: TenantCommand) -> Result<ExitCode> {

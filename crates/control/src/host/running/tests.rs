@@ -538,8 +538,8 @@ fn the_socket_of_the_command_line_survives_changes() {
     assert_eq!(host.config().host.socket, PathBuf::from("/run/other.sock"));
 }
 
-/// A host with a contract for 1 M frames of 1,064 bytes per second, which are 200 M cycles by the
-/// model.
+/// A host with a contract for 1 M frames of 1,064 bytes per second. By the model they cost 200 M
+/// cycles per second.
 const SOLD: &str = r#"[host]
 name = "h"
 socket = "/run/sold.sock"

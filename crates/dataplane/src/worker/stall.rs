@@ -420,16 +420,20 @@ mod tests {
     /// A stopped process looks as if it slept over the port that was being polled.
     #[test]
     fn a_sleep_without_a_page_fault_is_nobodys() {
-        enter(PortId(3));
-        WATCH.with(|watch| {
-            watch.armed.set(true);
-            watch.signal.set(now().saturating_sub(2 * GAP));
-            let used = Usage::now();
-            watch.used.set(Usage { switches: used.switches - 1, ..used });
+        // The first time, the code's own pages may be faulted in.
+        let [_, noted] = [(); 2].map(|()| {
+            enter(PortId(3));
+            WATCH.with(|watch| {
+                watch.armed.set(true);
+                watch.signal.set(now().saturating_sub(2 * GAP));
+                let used = Usage::now();
+                watch.used.set(Usage { switches: used.switches - 1, ..used });
+            });
+            signal();
+            took(SLEEP_MAX);
+            who()
         });
-        signal();
-        took(SLEEP_MAX);
-        assert_eq!(who(), None);
+        assert_eq!(noted, None);
     }
 
     #[test]

@@ -221,10 +221,10 @@ counters! {
     WorkerCounters / WorkerReading {
         turns: "turns", "turns of the worker's loop";
         busy_turns: "turns", "turns that moved a frame";
-        cycles_busy: "cycles", "TSC cycles of the turns that moved frames";
+        cycles_charged: "cycles", "TSC cycles that were charged to ports";
         cycles_idle: "cycles", "TSC cycles of the turns that found nothing";
         cycles_stolen: "cycles", "TSC cycles during which the core was taken away";
-        cycles_control: "cycles", "TSC cycles of control requests and of cycle buckets' refills";
+        cycles_host: "cycles", "TSC cycles that no port caused: control requests, refills of cycle buckets, aging";
         stolen_batches: "batches", "batches during which the core was taken away";
         requests: "requests", "control requests served";
         sleeps: "sleeps", "times the idle worker gave up the core";

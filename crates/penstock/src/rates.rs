@@ -175,7 +175,7 @@ fn worker_rates(before: Option<&WorkerStatus>, now: &WorkerStatus) -> WorkerRate
     let old = before.map_or(&empty, |before| &before.counters);
     let delta = |name| to_f64(grown(counter(old, name), counter(&now.counters, name)));
     let (busy, idle, control) =
-        (delta("cycles_busy"), delta("cycles_idle"), delta("cycles_control"));
+        (delta("cycles_charged"), delta("cycles_idle"), delta("cycles_host"));
     let stolen = delta("cycles_stolen");
     let own = busy + idle + control;
     // The data path does not count stolen cycles in the other three counters.
@@ -209,7 +209,7 @@ pub mod fixture {
             }],
             workers: vec![WorkerStatus {
                 core: 3,
-                counters: own(&[("cycles_busy", time_s * 250), ("cycles_idle", time_s * 750)]),
+                counters: own(&[("cycles_charged", time_s * 250), ("cycles_idle", time_s * 750)]),
                 schedule: "round-robin".into(),
                 ..WorkerStatus::default()
             }],
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn stolen_cycles_are_not_the_workers_own() {
         let worker = |busy, idle, stolen| WorkerStatus {
-            counters: [("cycles_busy", busy), ("cycles_idle", idle), ("cycles_stolen", stolen)]
+            counters: [("cycles_charged", busy), ("cycles_idle", idle), ("cycles_stolen", stolen)]
                 .map(|(name, value)| NamedCount::new(name, value))
                 .into(),
             ..WorkerStatus::default()

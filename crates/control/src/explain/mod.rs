@@ -139,12 +139,12 @@ impl Growth {
     /// the load is in thousandths of the time, and a full core was never idle.
     fn busy_permille(&self, worker: usize) -> u64 {
         let Some(growth) = self.workers.get(worker) else { return 0 };
-        let WorkerReading { cycles_busy, cycles_idle, cycles_control, .. } = growth.reading;
-        let had = cycles_busy + cycles_idle + cycles_control;
-        let of_core = permille(cycles_busy + cycles_control, had);
+        let WorkerReading { cycles_charged, cycles_idle, cycles_host, .. } = growth.reading;
+        let had = cycles_charged + cycles_idle + cycles_host;
+        let of_core = permille(cycles_charged + cycles_host, had);
         match self.capacity {
             0 => of_core,
-            capacity => of_core.max(permille(self.per_second(cycles_busy), capacity)),
+            capacity => of_core.max(permille(self.per_second(cycles_charged), capacity)),
         }
     }
 

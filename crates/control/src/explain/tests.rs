@@ -34,7 +34,7 @@ fn full_core() -> Growth {
         ports: vec![port("vm", 200_000_000), port("noisy", 1_790_000_000)],
         workers: vec![WorkerGrowth {
             reading: WorkerReading {
-                cycles_busy: 1_990_000_000,
+                cycles_charged: 1_990_000_000,
                 cycles_idle: 10_000_000,
                 ..WorkerReading::default()
             },
@@ -168,7 +168,7 @@ fn an_empty_bucket_that_got_what_it_bought_is_its_entitlement() {
 /// The core of `full_core`, but idle for nine tenths of the time.
 fn idle_core() -> Growth {
     let mut growth = full_core();
-    growth.workers[0].reading.cycles_busy = 200_000_000;
+    growth.workers[0].reading.cycles_charged = 200_000_000;
     growth.workers[0].reading.cycles_idle = 1_800_000_000;
     growth
 }
@@ -283,7 +283,7 @@ fn a_core_that_it_has_to_itself_is_the_core() {
     growth.ports[1].cycles = vec![1_190_000_000];
     assert_eq!(ask(&growth).found(), Limit::Core);
     // Other programs take the core away.
-    growth.workers[0].reading.cycles_busy = 500_000_000;
+    growth.workers[0].reading.cycles_charged = 500_000_000;
     growth.workers[0].reading.cycles_idle = 500_000_000;
     growth.workers[0].reading.cycles_stolen = 1_000_000_000;
     let answer = ask(&growth);
@@ -294,7 +294,7 @@ fn a_core_that_it_has_to_itself_is_the_core() {
 #[test]
 fn a_capped_core_is_full_at_its_cap() {
     let mut growth = full_core();
-    growth.workers[0].reading.cycles_busy = 1_200_000_000;
+    growth.workers[0].reading.cycles_charged = 1_200_000_000;
     growth.workers[0].reading.cycles_idle = 800_000_000;
     assert_eq!(ask(&growth).found(), Limit::Nothing);
     growth.capacity = 1_200_000_000;

@@ -287,7 +287,8 @@ fn worker_states(switch: &dyn DataPath, watches: &[Watch], schedule: &str) -> Ve
     let watched = numbered.zip(watches);
     watched
         .map(|((id, (reading, core)), watch)| {
-            let (busy, idle) = (u128::from(reading.cycles_busy), u128::from(reading.cycles_idle));
+            let (busy, idle) =
+                (u128::from(reading.cycles_charged), u128::from(reading.cycles_idle));
             let share = busy * 10_000 / (busy + idle).max(1);
             WorkerStatus {
                 id,

@@ -118,6 +118,12 @@ impl Touched {
         entry.map(|entry| entry.payer).filter(|payer| payer.frames > 0).into_iter().chain(others)
     }
 
+    /// Whose frames were delivered to any of the queue pairs.
+    pub(crate) fn all_payers(&self) -> impl Iterator<Item = Payer> + '_ {
+        let first = self.entries.iter().map(|entry| entry.payer);
+        first.chain(self.others.iter().map(|other| other.payer)).filter(|payer| payer.frames > 0)
+    }
+
     /// Forgets all.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();

@@ -83,11 +83,11 @@ impl<C: CycleCounter> Worker<C> {
     /// A batch is done whose first frame can have `waited` so long before it.
     #[inline]
     pub(super) fn count_delay(&mut self, unit: Unit, waited: Cycles) {
-        let (second, nanos) = (self.clock.second(self.last), self.clock.nanos(waited));
+        let (second, nanos) = (self.clock.second(self.account.last()), self.clock.nanos(waited));
         if let Some(counters) = self.port_counters[unit.port.index()].as_deref() {
             self.delays.count(unit.port, second, nanos, counters);
         }
-        self.delays.begin(unit, self.last);
+        self.delays.begin(unit, self.account.last());
     }
 }
 

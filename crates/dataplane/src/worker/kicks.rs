@@ -1,42 +1,37 @@
 //! Notifications of drivers, and who pays for them.
 //!
-//! **Problem.** A driver that does not poll is woken by an event file descriptor, and an AF_XDP
-//! socket sends by a system call. Either may cost more than a batch, and happens when the batches
-//! are over. **Rule** (C2QoS §III: a VM pays for what it causes). The cost of a notification is
-//! charged to the ports whose frames were delivered to that queue pair, by their number of frames.
-//! A notification that tells a driver that its own frames were taken is charged to that driver's
-//! port. **Cost.** One more read of the counter a round of notifications, and one for each
-//! notification that was sent.
+//! # Problem
+//!
+//! A driver that does not poll is woken through an event file descriptor, and an AF_XDP socket sends
+//! by a system call. Either may cost more than a batch, and happens after the batches.
+//!
+//! # Source
+//!
+//! C2QoS §III: a VM pays for what it causes.
+//!
+//! # Approach
+//!
+//! - The ports whose frames were delivered to a queue pair pay for its notification, in parts by
+//!   their numbers of frames.
+//! - A driver's own port pays for the notification that its frames were taken.
+//! - The looks at drivers that want no notification are divided among all senders of the round.
+//!
+//! # Cost
+//!
+//! A round of notifications reads the counter once, and once for each notification that was sent. A
+//! round with more than [`FREE_LOOKS`] looks reads it once more.
 
 use core::sync::atomic::{Ordering, fence};
 
-use penstock_units::{Cycles, PortId};
+use penstock_units::PortId;
 
-use super::{Worker, pay};
+use super::Worker;
+use super::account::{Books, Payer};
 use crate::schedule::Unit;
 use crate::tsc::CycleCounter;
 
-/// A cost in parts by frames, which add up to the cost: what rounding left to nobody would be
-/// generated for a bucket that nobody empties.
-pub(super) struct Parts {
-    cost: u64,
-    frames: u64,
-}
-
-impl Parts {
-    /// What `frames` frames cost together.
-    pub(super) fn new(cost: Cycles, frames: u64) -> Self {
-        Self { cost: cost.0, frames }
-    }
-
-    /// The part of the next `frames` of them.
-    pub(super) fn next(&mut self, frames: u64) -> Cycles {
-        let part = self.cost.saturating_mul(frames) / self.frames.max(1);
-        let part = if frames >= self.frames { self.cost } else { part };
-        (self.cost, self.frames) = (self.cost - part, self.frames.saturating_sub(frames));
-        Cycles(part)
-    }
-}
+/// Looks of a round whose cost is not worth a reading of the counter. The next bill has them.
+const FREE_LOOKS: usize = 4;
 
 impl<C: CycleCounter> Worker<C> {
     /// One full fence for all rings touched, then one look at each driver's wish for interrupts
@@ -44,40 +39,37 @@ impl<C: CycleCounter> Worker<C> {
     #[inline(never)]
     pub(super) fn kick(&mut self) {
         fence(Ordering::SeqCst);
-        let mut from = self.counter.now();
+        self.charge_host();
         let mut place = 0;
         while let Some(unit) = self.touched.unit(place) {
-            self.kick_unit(unit, place, &mut from);
+            self.kick_unit(unit, place);
             place += 1;
+        }
+        if place > FREE_LOOKS {
+            self.charge_round();
         }
         self.touched.clear();
     }
 
-    fn kick_unit(&mut self, unit: Unit, place: usize, from: &mut Cycles) {
+    fn kick_unit(&mut self, unit: Unit, place: usize) {
         let (port, pair) = (unit.port.index(), unit.queue.index());
         let slot = &mut self.ports[port];
         slot.marked[pair] = 0;
         let Some(queue) = slot.queues.get_mut(pair) else { return };
         let taken = queue.notify_taken();
         if taken > 0 {
-            let cost = self.settle_kick(from);
-            self.pay_kick(unit.port, cost);
+            self.charge(unit.port, 1);
         }
         let Some(queue) = self.ports[port].queues.get_mut(pair) else { return };
         let given = queue.notify();
         let rung = self.ring_bell(unit.port);
         if given + rung > 0 {
-            let cost = self.settle_kick(from);
-            let total: u64 = self.touched.payers(place).map(|payer| u64::from(payer.frames)).sum();
-            let Self { touched, port_counters, meter, egress, .. } = self;
-            let mut parts = Parts::new(cost, total);
-            for payer in touched.payers(place) {
-                let part = parts.next(payer.frames.into());
-                // Of a port that left meanwhile there is nobody to charge.
-                if let Some(counters) = port_counters[payer.port.index()].as_deref() {
-                    pay(meter, &egress.peers, payer.port, part, counters);
-                }
-            }
+            let frames = self.touched.payers(place).map(|payer| u64::from(payer.frames)).sum();
+            let parts = self.touched.payers(place);
+            let parts = parts.map(|payer| (payer.port, u64::from(payer.frames)));
+            let books = Books { counters: &self.port_counters, peers: &self.egress.peers };
+            let payer = Payer::Ports { parts, frames };
+            self.account.settle(self.counter.now(), payer, || None, books);
         }
         if let Some(counters) = &self.port_counters[port]
             && taken + given > 0
@@ -86,7 +78,15 @@ impl<C: CycleCounter> Worker<C> {
         }
     }
 
-    /// Rings the bell of a VM that got frames; how many signals that took.
+    /// Charges all senders of the round for the looks at drivers that wanted no notification.
+    fn charge_round(&mut self) {
+        let all = || self.touched.all_payers().map(|p| (p.port, u64::from(p.frames)));
+        let payer = Payer::Ports { parts: all(), frames: all().map(|(_, frames)| frames).sum() };
+        let books = Books { counters: &self.port_counters, peers: &self.egress.peers };
+        self.account.settle(self.counter.now(), payer, || None, books);
+    }
+
+    /// Rings the bell of a VM that got frames. Returns the number of signals that this took.
     fn ring_bell(&mut self, port: PortId) -> u32 {
         let policy = self.snapshot.ports.get(port.index()).and_then(Option::as_deref);
         let Some(bell) = policy.and_then(|policy| policy.bell.as_ref()) else { return 0 };
@@ -99,24 +99,5 @@ impl<C: CycleCounter> Worker<C> {
         let rung = bell.ring();
         counters.vcpu_wakes.add(u64::from(rung));
         rung
-    }
-
-    /// What passed since `from`, which is now from here on, is a notification's and not the next
-    /// batch's: the cycles to be charged for it.
-    fn settle_kick(&mut self, from: &mut Cycles) -> Cycles {
-        let now = self.counter.now();
-        let passed = now.saturating_sub(core::mem::replace(from, now));
-        let cost = self.stolen.settle_idle(passed, &self.counters);
-        self.counters.cycles_busy.add(cost.0);
-        self.meter.lose(passed.saturating_sub(cost));
-        self.pace.spend(cost, now);
-        self.last = Cycles(self.last.0 + passed.0);
-        cost
-    }
-
-    fn pay_kick(&mut self, port: PortId, cost: Cycles) {
-        if let Some(counters) = self.port_counters[port.index()].as_deref() {
-            pay(&mut self.meter, &self.egress.peers, port, cost, counters);
-        }
     }
 }

@@ -103,7 +103,7 @@ impl<C: CycleCounter> Worker<C> {
         let unit = Unit { port, queue };
         self.wake(unit);
         self.schedule.leave(unit);
-        self.meter.note_waiting(unit, false);
+        self.account.buckets_mut().note_waiting(unit, false);
         let slot = &mut self.ports[port.index()];
         slot.owned &= !(1 << queue.index());
         if slot.owned == 0 {
@@ -132,7 +132,7 @@ impl<C: CycleCounter> Worker<C> {
             let _gone = self.egress.peers.directory().take_tokens(port);
         }
         self.resting.remove_port(port);
-        self.counters.resting.set(self.resting.len() as u64);
+        self.account.counters().resting.set(self.resting.len() as u64);
         self.classifier.forget_port(port.0);
         let Some(slot) = self.ports.get_mut(port.index()) else { return Vec::new() };
         for queue in (0..QUEUES_MAX).filter(|queue| slot.owned & 1 << queue != 0) {
@@ -163,8 +163,8 @@ impl<C: CycleCounter> Worker<C> {
         self.ports[port.index()].owned |= 1 << queue.index();
         self.place_queue(port);
         self.place_gate(port);
-        self.resting.note_busy(unit, self.last);
-        self.delays.begin(unit, self.last);
+        self.resting.note_busy(unit, self.account.last());
+        self.delays.begin(unit, self.account.last());
         if !self.aside.is_aside(port) {
             let class = self.class(port);
             self.schedule.add(unit, class);

@@ -23,18 +23,19 @@ impl<C: CycleCounter> Worker<C> {
     #[inline(never)]
     pub(super) fn refill(&mut self) {
         self.refill_now();
-        self.kept_house();
+        self.charge_host();
     }
 
     fn refill_now(&mut self) {
-        let passed = self.meter.refill(self.last);
-        let meter = &self.meter;
-        self.schedule.release(RELEASE_MOST, &|port| meter.may_run(port));
-        self.counters.refills.add(1);
-        let ledger = self.meter.ledger();
-        self.counters.cycles_generated.set(ledger.generated);
-        self.counters.cycles_discarded.set(ledger.discarded);
-        self.counters.cycles_lent.set(ledger.lent);
+        let now = self.account.last();
+        let passed = self.account.buckets_mut().refill(now);
+        let buckets = self.account.buckets();
+        self.schedule.release(RELEASE_MOST, &|port| buckets.may_run(port));
+        self.account.counters().refills.add(1);
+        let ledger = self.account.buckets().ledger();
+        self.account.counters().cycles_generated.set(ledger.generated);
+        self.account.counters().cycles_discarded.set(ledger.discarded);
+        self.account.counters().cycles_lent.set(ledger.lent);
         self.keep_books();
         // Others may fill the core for long: whoever has no turn meanwhile, though it has tokens,
         // must not be taken for idle.
@@ -42,13 +43,13 @@ impl<C: CycleCounter> Worker<C> {
             let Some(unit) = self.schedule.glance() else { break };
             if unit.queue == OUTPUT {
                 // It takes part only while something waits.
-                self.meter.note_waiting(unit, true);
+                self.account.buckets_mut().note_waiting(unit, true);
                 continue;
             }
             let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
             // Who can only be polled may well have frames: its part is kept for it until it was.
-            let pending = queue.pending(self.last);
-            self.meter.note_waiting(unit, pending != Pending::No);
+            let pending = queue.pending(self.account.last());
+            self.account.buckets_mut().note_waiting(unit, pending != Pending::No);
             if pending == Pending::Yes
                 && let Some(counters) = self.port_counters[unit.port.index()].as_deref()
             {
@@ -75,18 +76,16 @@ impl<C: CycleCounter> Worker<C> {
                 continue;
             }
             let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
-            if !self.meter.may_borrow(unit.port) || queue.pending(self.last) == Pending::No {
+            if !self.account.buckets().may_borrow(unit.port)
+                || queue.pending(self.account.last()) == Pending::No
+            {
                 continue;
             }
-            let before = self.charged(unit.port);
-            let waited = self.delays.of(unit, self.last);
-            let frames = self.run_batch(unit);
+            let waited = self.delays.of(unit, self.account.last());
+            let frames = self.run_batch(unit, true);
             if frames > 0 {
                 self.after_batch(unit, waited);
-                let cost = self.charged(unit.port).saturating_sub(before);
-                self.meter.lend(unit.port, cost);
-                self.counters.lent_batches.add(1);
-                self.resting.note_busy(unit, self.last);
+                self.resting.note_busy(unit, self.account.last());
                 self.finish_turn(false);
                 return Some(frames);
             }
@@ -96,22 +95,12 @@ impl<C: CycleCounter> Worker<C> {
 
     /// The same for what waits for a port.
     fn lend_output(&mut self, port: PortId) -> Option<usize> {
-        if !self.meter.may_borrow(port) {
+        if !self.account.buckets().may_borrow(port) {
             return None;
         }
-        let before = self.charged(port);
-        let frames = self.run_output(port)?;
-        let cost = self.charged(port).saturating_sub(before);
-        self.meter.lend(port, cost);
-        self.counters.lent_batches.add(1);
+        let frames = self.run_output(port, true)?;
         self.finish_turn(false);
         Some(frames)
-    }
-
-    /// What a port's batches have cost here so far.
-    fn charged(&self, port: PortId) -> Cycles {
-        let counters = self.port_counters[port.index()].as_deref();
-        Cycles(counters.map_or(0, |counters| counters.cycles.get()))
     }
 
     /// Whether those that bought nothing have buckets, and which, follows from what all here have.
@@ -121,13 +110,17 @@ impl<C: CycleCounter> Worker<C> {
         for port in self.here() {
             let qos = self.qos(port);
             if qos.ingress.is_metered() {
-                let part = qos.entitlement.0 / self.meter.parts(port);
+                let part = qos.entitlement.0 / self.account.buckets().parts(port);
                 sold = Some(sold.unwrap_or(0_u64).saturating_add(part));
             } else {
                 free += 1;
             }
         }
-        if !self.meter.set_floor(sold.filter(|_| by_class).map(CyclesPerSecond), free) {
+        if !self
+            .account
+            .buckets_mut()
+            .set_floor(sold.filter(|_| by_class).map(CyclesPerSecond), free)
+        {
             return;
         }
         for port in (0..self.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
@@ -147,9 +140,9 @@ impl<C: CycleCounter> Worker<C> {
     fn keep_books(&mut self) {
         let alone = self.egress.peers.is_empty();
         for _ in 0..if alone { BOOKS } else { BOOKS_SHARED } {
-            let Some(port) = self.meter.next_port() else { return };
+            let Some(port) = self.account.buckets_mut().next_port() else { return };
             if let Some(counters) = &self.port_counters[port.index()] {
-                self.meter.publish(port, counters);
+                self.account.buckets_mut().publish(port, counters);
             }
             if !alone {
                 self.share(port);
@@ -163,12 +156,13 @@ impl<C: CycleCounter> Worker<C> {
         let peers = &self.egress.peers;
         let (directory, me) = (peers.directory(), peers.id());
         let owners = directory.owners(port);
-        if self.meter.set_parts(port, u64::from(owners.count_ones()).max(1)) {
-            self.meter.set(port, &qos, 0, self.last);
+        if self.account.buckets_mut().set_parts(port, u64::from(owners.count_ones()).max(1)) {
+            let now = self.account.last();
+            self.account.buckets_mut().set(port, &qos, 0, now);
         }
-        self.meter.book(port, me, &directory.notes);
+        self.account.buckets_mut().book(port, me, &directory.notes);
         if owners.trailing_zeros() == u32::from(me.0) {
-            self.meter.settle(port, owners, &directory.notes);
+            self.account.buckets_mut().settle(port, owners, &directory.notes);
         }
     }
 
@@ -176,16 +170,16 @@ impl<C: CycleCounter> Worker<C> {
     pub(super) fn forget_bucket(&mut self, port: PortId) -> i64 {
         let peers = &self.egress.peers;
         if !peers.is_empty() {
-            self.meter.book(port, peers.id(), &peers.directory().notes);
+            self.account.buckets_mut().book(port, peers.id(), &peers.directory().notes);
         }
         if let Some(counters) = self.port_counters[port.index()].as_deref()
-            && self.meter.is_metered(port)
+            && self.account.buckets().is_metered(port)
         {
-            self.meter.publish(port, counters);
+            self.account.buckets_mut().publish(port, counters);
             counters.tokens.set(0);
             counters.debt.set(0);
         }
-        self.meter.leave(port)
+        self.account.buckets_mut().leave(port)
     }
 
     /// What a port bought, by the snapshot.
@@ -204,27 +198,28 @@ impl<C: CycleCounter> Worker<C> {
     pub(super) fn schedule_port(&mut self, port: PortId, tokens: i64) {
         let qos = self.qos(port);
         self.schedule.set_class(port, qos.priority);
-        let before = self.meter.is_metered(port);
-        if before && !self.meter.meters(&qos) {
+        let before = self.account.buckets().is_metered(port);
+        if before && !self.account.buckets().meters(&qos) {
             self.forget_bucket(port);
         }
-        self.meter.set(port, &qos, tokens, self.last);
-        if !before && self.meter.is_metered(port) && !self.egress.peers.is_empty() {
+        let now = self.account.last();
+        self.account.buckets_mut().set(port, &qos, tokens, now);
+        if !before && self.account.buckets().is_metered(port) && !self.egress.peers.is_empty() {
             let peers = &self.egress.peers;
-            self.meter.begin_books(port, peers.id(), &peers.directory().notes);
+            self.account.buckets_mut().begin_books(port, peers.id(), &peers.directory().notes);
         }
         // Who is held may have become free to run.
-        let meter = &self.meter;
-        self.schedule.release(usize::MAX, &|port| meter.may_run(port));
+        let buckets = self.account.buckets();
+        self.schedule.release(usize::MAX, &|port| buckets.may_run(port));
     }
 
     /// The count at which a worker that found nothing would find something although nothing
     /// happened outside: a simulation must not skip beyond it.
     #[must_use]
     pub fn next_due(&self) -> Option<Cycles> {
-        let refill = self.meter.next_due(self.schedule.held() > 0);
+        let refill = self.account.buckets().next_due(self.schedule.held() > 0);
         // Before the rest is over no refill makes a difference.
-        if let Some(rest) = self.pace.next_due(self.last) {
+        if let Some(rest) = self.account.rests_until() {
             return Some(rest);
         }
         let event = self.outputs.next_event().map(|at| self.clock.cycles(at));
@@ -244,12 +239,12 @@ impl<C: CycleCounter> Worker<C> {
     /// Where all cycles went that were generated for the buckets here.
     #[must_use]
     pub fn ledger(&self) -> Ledger {
-        self.meter.ledger()
+        self.account.buckets().ledger()
     }
 
     /// A port's tokens here.
     #[must_use]
     pub fn tokens(&self, port: PortId) -> i64 {
-        self.meter.tokens(port)
+        self.account.buckets().tokens(port)
     }
 }

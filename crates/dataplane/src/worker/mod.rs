@@ -7,8 +7,8 @@
 //! [`Worker::turn`] runs under `sim` on a virtual counter.
 
 mod absent;
+mod account;
 mod aside;
-mod bound;
 mod delay;
 mod directory;
 mod doorbell;
@@ -17,10 +17,8 @@ mod handover;
 mod interrupter;
 mod kicks;
 mod membership;
-mod meter;
 mod metering;
 mod outputs;
-mod pace;
 mod peers;
 mod positions;
 mod pressure;
@@ -29,10 +27,10 @@ mod resting;
 mod shaping;
 mod split;
 pub(crate) mod stall;
-mod stolen;
 mod thread;
 mod workers;
 
+pub use account::{RunQueueWait, bucket_terms};
 pub use directory::{Directory, WORKERS_MAX};
 pub use doorbell::Doorbell;
 pub use handle::{FdbChunk, WorkerError, WorkerHandle};
@@ -40,14 +38,12 @@ pub(crate) use interrupter::{
     Interrupter, SIGNAL as INTERRUPT_SIGNAL, install as install_interrupt,
 };
 pub use membership::Arrival;
-pub use meter::terms as bucket_terms;
 pub(crate) use peers::Handed;
 pub use peers::{Mesh, Peers};
 pub use positions::Positions;
 pub use request::{Reply, Request};
 pub use resting::{AWAKE_MIN, IDLE_AFTER, LOOK_EVERY, bell_of};
 pub use stall::Cause as SleepCause;
-pub use stolen::RunQueueWait;
 pub use thread::spawn;
 pub use workers::Workers;
 
@@ -68,15 +64,12 @@ use crate::port::{Pending, PortQueue};
 use crate::queue::{OUTPUT, OutputQueue, UNITS_MAX};
 use crate::schedule::{Discipline, Readiness, Schedule, ScheduleKind, Unit};
 use crate::tsc::{CycleCounter, Stage, Work};
+use account::{Account, Books, NoParts, OwnBatch, Payer};
 use aside::Aside;
-use bound::BatchBound;
 use delay::Delays;
 use handover::Found;
-use meter::Meter;
 use outputs::Outputs;
-use pace::Pace;
 use resting::{Resting, unit_of};
-use stolen::StolenTime;
 
 /// The inner stage edges are timed on every 64th batch.
 pub const SAMPLE_EVERY: u32 = 64;
@@ -165,9 +158,7 @@ pub struct Worker<C> {
     /// The ports' counters, apart from the ports so that a batch needs no reference count.
     port_counters: Vec<Option<Arc<PortCounters>>>,
     schedule: Discipline,
-    meter: Meter,
-    pace: Pace,
-    bound: BatchBound,
+    account: Account,
     delays: Delays,
     resting: Resting,
     aside: Aside,
@@ -179,9 +170,6 @@ pub struct Worker<C> {
     batch: Box<Batch>,
     egress: Egress,
     touched: Touched,
-    counters: Arc<WorkerCounters>,
-    stolen: StolenTime,
-    last: Cycles,
     until_sample: u32,
     until_notify: u32,
     /// Whether the next turn begins with what other workers handed over.
@@ -258,9 +246,12 @@ impl<C: CycleCounter> Worker<C> {
         let now = counter.now();
         let clock = Clock::new(now, config.tsc);
         let outputs = Outputs::new(config.max_ports, Nanos(clock.nanos(now)));
+        let (capacity, refill) = (config.capacity, config.refill);
+        let account = Account::new(config.max_ports, config.tsc, capacity, refill, now, wait);
         Self {
             counter,
             clock,
+            account,
             aside: Aside::new(config.max_ports),
             outputs,
             ports: core::iter::repeat_with(PortSlot::default).take(config.max_ports).collect(),
@@ -270,11 +261,8 @@ impl<C: CycleCounter> Worker<C> {
                 config.readiness,
                 config.max_ports * UNITS_MAX,
             ),
-            bound: BatchBound::new(config.max_ports, config.tsc),
             delays: Delays::new(config.max_ports),
-            meter: Meter::new(config.max_ports, config.tsc, config.capacity, config.refill),
             apart: vec![false; config.max_ports].into_boxed_slice(),
-            pace: Pace::new(config.tsc, config.capacity),
             resting: Resting::new(config.max_ports, config.tsc),
             classifier: Classifier::new(&ClassifierConfig {
                 fdb_entries: config.fdb_entries,
@@ -285,9 +273,6 @@ impl<C: CycleCounter> Worker<C> {
             batch: Batch::new(),
             egress: Egress::new(config.max_ports),
             touched: Touched::with_capacity(config.max_ports * QUEUES_MAX),
-            counters: Arc::new(WorkerCounters::default()),
-            stolen: StolenTime::new(config.tsc, wait),
-            last: now,
             until_sample: SAMPLE_EVERY,
             until_notify: NOTIFY_EVERY,
             takes_over: false,
@@ -314,7 +299,7 @@ impl<C: CycleCounter> Worker<C> {
     /// The worker's own counters, shared with whoever reports them.
     #[must_use]
     pub fn counters(&self) -> Arc<WorkerCounters> {
-        Arc::clone(&self.counters)
+        Arc::clone(self.account.counters())
     }
 
     /// Who owns which queue pair, shared with all workers.
@@ -330,7 +315,7 @@ impl<C: CycleCounter> Worker<C> {
 
     /// One loop turn: the next queue pair with something waiting gets one batch.
     pub fn turn(&mut self) -> Turn {
-        if self.pace.rests(self.last) {
+        if self.account.rests() {
             self.idle_turn();
             return Turn::Idle;
         }
@@ -356,13 +341,13 @@ impl<C: CycleCounter> Worker<C> {
         {
             return Turn::Busy(frames);
         }
-        if self.meter.is_due_early(self.last, self.schedule.held() > 0) {
+        if self.account.buckets().is_due_early(self.account.last(), self.schedule.held() > 0) {
             self.refill();
             if let Some(frames) = self.sweep() {
                 return Turn::Busy(frames);
             }
         }
-        if self.meter.holds_back(self.schedule.held() > 0)
+        if self.account.buckets().holds_back(self.schedule.held() > 0)
             && let Some(frames) = self.lend_batch()
         {
             return Turn::Busy(frames);
@@ -387,7 +372,7 @@ impl<C: CycleCounter> Worker<C> {
     /// to that port. `None`: nothing was there.
     #[inline(never)]
     fn take_over(&mut self) -> Option<usize> {
-        let second = self.clock.second(self.last);
+        let second = self.clock.second(self.account.last());
         loop {
             self.batch.clear();
             self.batch.limit(BATCH_FRAMES);
@@ -407,29 +392,35 @@ impl<C: CycleCounter> Worker<C> {
 
     fn deliver_for(&mut self, source: PortId) {
         let (frames, bytes) = (self.batch.len(), self.batch.bytes());
-        // Of a port that left meanwhile there is nobody to charge; its frames go nowhere.
+        // The frames of a port that has left are dropped.
         if let Some(counters) = self.port_counters[source.index()].as_deref() {
             let (batch, ports) = (&mut self.batch, &mut self.ports);
             let (all, snapshot) = (&self.port_counters, &*self.snapshot);
             counters.queued.sub(frames as u64);
-            self.egress.set_now(Nanos(self.clock.nanos(self.last)));
+            self.egress.set_now(Nanos(self.clock.nanos(self.account.last())));
             self.egress.deliver(batch, source, ports, all, snapshot, &mut self.touched);
             self.counter.spent(Stage::Egress, &Work { port: source, frames, bytes, misses: 0 });
-            let now = self.counter.now();
-            let passed = now.saturating_sub(self.last);
-            let cost = self.stolen.settle(passed, || None, &self.counters, counters);
-            self.counters.cycles_busy.add(cost.0);
-            self.meter.lose(passed.saturating_sub(cost));
-            self.pace.spend(cost, now);
-            pay(&mut self.meter, &self.egress.peers, source, cost, counters);
-            self.last = now;
-            self.heed_outputs(source);
         }
-        self.counters.taken_over.add(frames as u64);
+        self.charge(source, frames as u64);
+        self.heed_outputs(source);
+        self.account.counters().taken_over.add(frames as u64);
         // Shown before the cells are given back: what is on its way is in one ring or another.
         self.egress.peers.show();
         self.egress.peers.release();
         self.finish_turn(false);
+    }
+
+    /// Charges a port for work on its frames beside its own batches.
+    fn charge(&mut self, port: PortId, frames: u64) {
+        let payer = Payer::Ports { parts: core::iter::once((port, frames)), frames };
+        let books = Books { counters: &self.port_counters, peers: &self.egress.peers };
+        self.account.settle(self.counter.now(), payer, || None, books);
+    }
+
+    /// Charges the host for work that no port caused.
+    pub(super) fn charge_host(&mut self) {
+        let books = Books { counters: &self.port_counters, peers: &self.egress.peers };
+        self.account.settle(self.counter.now(), Payer::<NoParts>::Host, || None, books);
     }
 
     /// What this batch left for the other workers.
@@ -455,8 +446,8 @@ impl<C: CycleCounter> Worker<C> {
                 }
                 continue;
             }
-            if !self.meter.may_run(unit.port) {
-                self.meter.note_throttled();
+            if !self.account.buckets().may_run(unit.port) {
+                self.account.buckets_mut().note_throttled();
                 self.schedule.hold(unit);
                 if sweep_ends && !self.touched.is_empty() {
                     self.notify();
@@ -465,26 +456,26 @@ impl<C: CycleCounter> Worker<C> {
             }
             let slot = &mut self.ports[unit.port.index()];
             let queue = &mut slot.queues[unit.queue.index()];
-            if queue.pending(self.last) != Pending::No {
-                let waited = self.delays.of(unit, self.last);
-                let frames = self.run_batch(unit);
+            if queue.pending(self.account.last()) != Pending::No {
+                let waited = self.delays.of(unit, self.account.last());
+                let frames = self.run_batch(unit, false);
                 if frames > 0 {
                     self.after_batch(unit, waited);
-                    self.resting.note_busy(unit, self.last);
+                    self.resting.note_busy(unit, self.account.last());
                     self.finish_turn(sweep_ends);
                     return Some(frames);
                 }
             }
-            self.meter.note_waiting(unit, false);
-            self.delays.begin(unit, self.last);
-            if self.schedule.len() > AWAKE_MIN && self.resting.is_idle(unit, self.last) {
+            self.account.buckets_mut().note_waiting(unit, false);
+            self.delays.begin(unit, self.account.last());
+            if self.schedule.len() > AWAKE_MIN && self.resting.is_idle(unit, self.account.last()) {
                 self.put_to_rest(unit);
             }
             if sweep_ends && !self.touched.is_empty() {
                 self.notify();
             }
         }
-        self.meter.note_passed();
+        self.account.buckets_mut().note_passed();
         None
     }
 
@@ -496,9 +487,9 @@ impl<C: CycleCounter> Worker<C> {
         if slot.queues[unit.queue.index()].rest() {
             self.schedule.leave(unit);
             self.resting.add(unit);
-            self.counters.resting.set(self.resting.len() as u64);
+            self.account.counters().resting.set(self.resting.len() as u64);
         } else {
-            self.resting.note_busy(unit, self.last);
+            self.resting.note_busy(unit, self.account.last());
         }
     }
 
@@ -510,22 +501,22 @@ impl<C: CycleCounter> Worker<C> {
         let slot = self.ports.get_mut(unit.port.index());
         if let Some(queue) = slot.and_then(|slot| slot.queues.get_mut(unit.queue.index())) {
             queue.wake();
-            self.resting.note_busy(unit, self.last);
-            self.delays.begin(unit, self.last);
+            self.resting.note_busy(unit, self.account.last());
+            self.delays.begin(unit, self.account.last());
             if !self.aside.is_aside(unit.port) {
                 let class = self.class(unit.port);
                 self.schedule.add(unit, class);
             }
-            self.counters.wakes.add(1);
+            self.account.counters().wakes.add(1);
         }
-        self.counters.resting.set(self.resting.len() as u64);
+        self.account.counters().resting.set(self.resting.len() as u64);
     }
 
     /// Wakes those whose bell has rung, and looks at as many of the others as are due. Returns
     /// whether one woke.
     #[inline]
     fn wake_some(&mut self) -> bool {
-        let looks = self.resting.looks_due(self.last);
+        let looks = self.resting.looks_due(self.account.last());
         (looks > 0 || self.resting.doorbell().has_rung()) && self.wake_waiting(looks)
     }
 
@@ -534,7 +525,7 @@ impl<C: CycleCounter> Worker<C> {
         let resting = self.resting.len();
         let doorbell = self.doorbell();
         doorbell.answer(|bell| {
-            self.counters.kicks.add(1);
+            self.account.counters().kicks.add(1);
             if let Some(unit) = unit_of(bell) {
                 self.wake(unit);
             }
@@ -542,15 +533,16 @@ impl<C: CycleCounter> Worker<C> {
         for _ in 0..looks {
             let Some(unit) = self.resting.next_look() else { break };
             let queue = &mut self.ports[unit.port.index()].queues[unit.queue.index()];
-            if queue.pending(self.last) != Pending::No {
+            if queue.pending(self.account.last()) != Pending::No {
                 self.wake(unit);
             }
         }
         self.resting.len() < resting
     }
 
-    /// Ingress → classification → egress → charge, for one queue pair. Returns the frames moved.
-    fn run_batch(&mut self, unit: Unit) -> usize {
+    /// Ingress → classification → egress → charge, for one queue pair. Returns the number of frames
+    /// moved. `lent`: the port has no tokens, and no port with tokens wants the time.
+    fn run_batch(&mut self, unit: Unit, lent: bool) -> usize {
         let id = unit.port.index();
         let snapshot = &*self.snapshot;
         let Some(policy) = snapshot.ports.get(id).and_then(Option::as_deref) else { return 0 };
@@ -559,7 +551,7 @@ impl<C: CycleCounter> Worker<C> {
         let sample = self.until_sample == 0;
 
         self.batch.clear();
-        let most = self.bound.frames(unit.port, policy.qos.priority);
+        let most = self.account.batch_limit(unit.port, policy.qos.priority);
         self.batch.limit(most.min(self.outputs.gates.limit(unit.port)));
         let queue = &mut self.ports[id].queues[unit.queue.index()];
         queue.rx_burst(&mut self.batch);
@@ -575,7 +567,8 @@ impl<C: CycleCounter> Worker<C> {
         let taken = if sample { self.counter.now() } else { Cycles::ZERO };
 
         count_taken(counters, &mut self.batch);
-        let (second, nanos) = (self.clock.second(self.last), self.clock.nanos(self.last));
+        let (second, nanos) =
+            (self.clock.second(self.account.last()), self.clock.nanos(self.account.last()));
         if let Some(limits) = &policy.ingress_policer {
             limits.police(&mut self.batch, Nanos(nanos), counters);
             (work.frames, work.bytes) = (self.batch.len(), self.batch.bytes());
@@ -597,27 +590,23 @@ impl<C: CycleCounter> Worker<C> {
         self.touched.took(unit, &mut slot.marked[unit.queue.index()]);
 
         self.counter.spent(Stage::Egress, &work);
+        let began = self.account.last();
         let now = self.counter.now();
-        let passed = now.saturating_sub(self.last);
+        let class = policy.qos.priority;
+        let payer = Payer::<NoParts>::Unit(OwnBatch { unit, class, frames, more, lent });
         let price = || policy.qos.price.of_batch(work.frames, work.bytes);
-        let cost = self.stolen.settle(passed, price, &self.counters, counters);
-        counters.cycles.add(cost.0);
-        self.counters.cycles_busy.add(cost.0);
-        self.meter.lose(passed.saturating_sub(cost));
-        self.pace.spend(cost, now);
-        self.bound.note(unit.port, policy.qos.priority, frames, cost);
-        let left = self.meter.charge_batch(unit, cost, more, now, counters);
+        let books = Books { counters: &self.port_counters, peers: &self.egress.peers };
+        let settled = self.account.settle(now, payer, price, books);
         self.schedule.ran(unit);
-        if !left {
+        if !settled.left {
             self.schedule.hold(unit);
         }
         if sample {
             self.until_sample = SAMPLE_EVERY;
-            if cost == passed {
-                count_stages(counters, frames, [self.last, taken, classified, now]);
+            if settled.whole {
+                count_stages(counters, frames, [began, taken, classified, now]);
             }
         }
-        self.last = now;
         frames.max(1)
     }
 
@@ -625,13 +614,13 @@ impl<C: CycleCounter> Worker<C> {
         if stall::is_due() {
             self.stop_sleeper();
         }
-        self.counters.turns.add(1);
-        self.counters.busy_turns.add(1);
-        self.counters.heartbeat.set(self.last.0);
+        self.account.counters().turns.add(1);
+        self.account.counters().busy_turns.add(1);
+        self.account.counters().heartbeat.set(self.account.last().0);
         if !self.egress.peers.is_empty() {
             self.tell_peers();
         }
-        if self.meter.is_due(self.last) {
+        if self.account.buckets().is_due(self.account.last()) {
             self.refill();
         }
         self.until_notify -= 1;
@@ -656,10 +645,10 @@ impl<C: CycleCounter> Worker<C> {
             self.tell_peers();
         }
         self.counter.spent(Stage::Idle, &Work::NONE);
-        self.counters.turns.add(1);
+        self.account.counters().turns.add(1);
         self.rested();
-        self.counters.heartbeat.set(self.last.0);
-        if self.meter.is_due(self.last) {
+        self.account.counters().heartbeat.set(self.account.last().0);
+        if self.account.buckets().is_due(self.account.last()) {
             self.refill();
         }
     }
@@ -667,16 +656,12 @@ impl<C: CycleCounter> Worker<C> {
     /// Told by whoever calls [`Self::turn`] after a pause between two turns: it was idle time, and
     /// is not charged to whoever sends next.
     pub fn rested(&mut self) {
-        let now = self.counter.now();
-        let passed = now.saturating_sub(self.last);
-        let idle = self.stolen.settle_idle(passed, &self.counters);
-        self.meter.lose(passed.saturating_sub(idle));
-        self.counters.cycles_idle.add(idle.0);
-        self.last = self.last.max(now);
+        let books = Books { counters: &self.port_counters, peers: &self.egress.peers };
+        self.account.settle(self.counter.now(), Payer::<NoParts>::Nobody, || None, books);
     }
 
     fn age(&mut self) {
-        let second = self.clock.second(self.last);
+        let second = self.clock.second(self.account.last());
         self.classifier.age(second, &self.snapshot);
         self.tell_delays(second);
     }
@@ -720,17 +705,8 @@ impl<C: CycleCounter> Worker<C> {
     pub(super) fn rank(&mut self) {
         let first = self.here().map(|port| self.class(port)).min();
         let by_class = matches!(self.schedule, Discipline::Hbs(_));
-        self.bound.set_first(first.filter(|_| by_class).unwrap_or(Priority::LAST));
+        self.account.set_first(first.filter(|_| by_class).unwrap_or(Priority::LAST));
         self.rank_free();
-    }
-}
-
-/// Charges a port for what was spent on its frames beside its own batches.
-fn pay(meter: &mut Meter, peers: &Peers, port: PortId, cost: Cycles, counters: &PortCounters) {
-    counters.cycles.add(cost.0);
-    meter.pay(port, cost);
-    if !meter.is_metered(port) {
-        peers.directory().notes.spend(port, peers.id(), cost.0);
     }
 }
 

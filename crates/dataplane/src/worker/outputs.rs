@@ -9,11 +9,11 @@
 use penstock_qos::wheel::Wheel;
 use penstock_units::{Nanos, PortId, Priority};
 
+use super::account::{Books, NoParts, OwnBatch, Payer};
 use super::aside::Why;
-use super::kicks::Parts;
 use super::pressure::Pressure;
 use super::shaping::Gates;
-use super::{PortSlot, Worker, pay};
+use super::{PortSlot, Worker};
 use crate::batch::BATCH_FRAMES;
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
@@ -114,7 +114,7 @@ impl<C: CycleCounter> Worker<C> {
     /// The time of this turn.
     #[inline]
     pub(super) fn nanos(&self) -> Nanos {
-        Nanos(self.clock.nanos(self.last))
+        Nanos(self.clock.nanos(self.account.last()))
     }
 
     fn make_ready(&mut self, port: PortId) {
@@ -205,12 +205,12 @@ impl<C: CycleCounter> Worker<C> {
 
     /// One batch of what waits for an output; `None`: nothing went.
     pub(super) fn serve_output(&mut self, port: PortId) -> Option<usize> {
-        if !self.is_shared(port)? && !self.meter.may_run(port) {
-            self.meter.note_throttled();
+        if !self.is_shared(port)? && !self.account.buckets().may_run(port) {
+            self.account.buckets_mut().note_throttled();
             self.schedule.hold(unit_of(port));
             return None;
         }
-        self.run_output(port)
+        self.run_output(port, false)
     }
 
     fn is_shared(&self, port: PortId) -> Option<bool> {
@@ -219,9 +219,9 @@ impl<C: CycleCounter> Worker<C> {
     }
 
     /// The same without a look at its cycles.
-    pub(super) fn run_output(&mut self, port: PortId) -> Option<usize> {
+    pub(super) fn run_output(&mut self, port: PortId, lent: bool) -> Option<usize> {
         let (now, shared) = (self.nanos(), self.is_shared(port)?);
-        let (frames, left) = self.depart(port, shared, now);
+        let (frames, left) = self.depart(port, (shared, lent), now);
         if frames > 0 {
             self.schedule.ran(unit_of(port));
         }
@@ -255,12 +255,12 @@ impl<C: CycleCounter> Worker<C> {
             self.schedule.leave(unit_of(port));
         }
         self.outputs.stands[port.index()] = stand;
-        self.meter.note_waiting(unit_of(port), stand == Stand::Ready);
+        self.account.buckets_mut().note_waiting(unit_of(port), stand == Stand::Ready);
     }
 
     /// Takes out what may go, sends it, and charges it: how many frames, and whether who pays for
     /// it has cycles left.
-    fn depart(&mut self, port: PortId, shared: bool, now: Nanos) -> (usize, bool) {
+    fn depart(&mut self, port: PortId, (shared, lent): (bool, bool), now: Nanos) -> (usize, bool) {
         let id = port.index();
         let PortSlot { output, queues, .. } = &mut self.ports[id];
         let Some(queue) = output.as_deref_mut() else { return (0, true) };
@@ -289,33 +289,33 @@ impl<C: CycleCounter> Worker<C> {
         self.egress.set_now(now);
         self.egress.depart(batch, port, ports, counters, snapshot, touched);
         self.counter.spent(Stage::Egress, &Work { port, frames, bytes, misses: 0 });
-        let left = self.charge_departure(port, shared, frames);
+        let left = self.charge_departure(port, (shared, lent), frames);
         self.release_sent(port, now);
         (frames, left)
     }
 
-    /// Charges a batch of `frames` that left a queue; whether who pays alone has cycles left.
-    fn charge_departure(&mut self, port: PortId, shared: bool, frames: usize) -> bool {
-        let Some(own) = self.port_counters[port.index()].as_deref() else { return true };
+    /// Charges a batch of `frames` that left a queue: to the ports that sent them if the queue is
+    /// shared, or else to the queue's own port. Returns false if that port has no tokens left.
+    fn charge_departure(
+        &mut self,
+        port: PortId,
+        (shared, lent): (bool, bool),
+        frames: usize,
+    ) -> bool {
         let now = self.counter.now();
-        let passed = now.saturating_sub(self.last);
-        let cost = self.stolen.settle(passed, || None, &self.counters, own);
-        self.counters.cycles_busy.add(cost.0);
-        self.meter.lose(passed.saturating_sub(cost));
-        self.pace.spend(cost, now);
-        self.last = now;
+        let books = Books { counters: &self.port_counters, peers: &self.egress.peers };
         if !shared {
-            own.cycles.add(cost.0);
-            return self.meter.charge(unit_of(port), cost, true);
+            let (unit, class) = (unit_of(port), self.class(port));
+            let batch = OwnBatch { unit, class, frames, more: true, lent };
+            let payer = Payer::<NoParts>::Unit(batch);
+            return self.account.settle(now, payer, || None, books).left;
         }
-        let mut parts = Parts::new(cost, frames as u64);
-        let Some(queue) = self.ports[port.index()].output.as_deref() else { return true };
-        for run in queue.sending().chunk_by(|a, b| a.source == b.source) {
-            let source = PortId(run[0].source);
-            let part = parts.next(run.len() as u64);
-            let Some(counters) = self.port_counters[source.index()].as_deref() else { continue };
-            pay(&mut self.meter, &self.egress.peers, source, part, counters);
-        }
+        let queue = self.ports[port.index()].output.as_deref();
+        let sending = queue.map_or(&[][..], OutputQueue::sending);
+        let runs = sending.chunk_by(|a, b| a.source == b.source);
+        let parts = runs.map(|run| (PortId(run[0].source), run.len() as u64));
+        let payer = Payer::Ports { parts, frames: frames as u64 };
+        self.account.settle(now, payer, || None, books);
         true
     }
 

@@ -107,19 +107,9 @@ impl<C: CycleCounter> Worker<C> {
     /// Executes a request. [`Request::Stop`] is the thread's business and answered with `Done`.
     pub fn serve(&mut self, request: Request) -> Reply {
         let reply = self.execute(request);
-        self.counters.requests.add(1);
-        self.kept_house();
+        self.account.counters().requests.add(1);
+        self.charge_host();
         reply
-    }
-
-    /// The time since the last batch or idle turn went into work for nobody's frames: no sender
-    /// is charged for it, and no batch could have run in it.
-    pub(super) fn kept_house(&mut self) {
-        let now = self.counter.now();
-        let spent = now.saturating_sub(self.last);
-        self.counters.cycles_control.add(spent.0);
-        self.meter.lose(spent);
-        self.last = self.last.max(now);
     }
 
     fn execute(&mut self, request: Request) -> Reply {
@@ -185,6 +175,6 @@ impl<C: CycleCounter> Worker<C> {
     /// The counter's value at the end of the last turn.
     #[must_use]
     pub const fn now(&self) -> Cycles {
-        self.last
+        self.account.last()
     }
 }

@@ -171,6 +171,6 @@ impl Runner {
 
 impl Worker<Tsc> {
     fn count_sleep(&self) {
-        self.counters.sleeps.add(1);
+        self.account.counters().sleeps.add(1);
     }
 }

@@ -193,7 +193,7 @@ fn totals(stats: &Value) -> anyhow::Result<Totals> {
     };
     let mut sum = Totals::default();
     for worker in stats["workers"].as_array().context("no workers")? {
-        sum.busy += count(worker, "cycles_busy")?;
+        sum.busy += count(worker, "cycles_charged")?;
     }
     for port in stats["ports"].as_array().context("no ports")? {
         sum.frames += count(port, "rx_frames")?;
@@ -394,7 +394,7 @@ mod tests {
             let none = serde_json::json!({});
             serde_json::json!({
                 "ports": [{"port": "a", "counters": port, "drops": none}],
-                "workers": [{"counters": {"cycles_busy": busy}}]
+                "workers": [{"counters": {"cycles_charged": busy}}]
             })
         };
         let before = totals(&counters(10, 1000, 5)).unwrap();
@@ -402,6 +402,6 @@ mod tests {
         assert_eq!((reading.frames, reading.busy_cycles), (100, 21_000));
         assert_eq!(reading.notes[2], ("cycles_egress", 4.0));
         let error = totals(&serde_json::json!({"ports": [], "workers": [{"counters": {}}]}));
-        assert!(error.unwrap_err().to_string().contains("cycles_busy"));
+        assert!(error.unwrap_err().to_string().contains("cycles_charged"));
     }
 }

@@ -41,7 +41,7 @@ fn run(seed: u64, rates: [u64; 4]) -> Outcome {
     Outcome {
         vms: vms.iter().map(|&v| (world.sent(v), world.received(v), world.port(v))).collect(),
         unsent: vms.iter().map(|&v| world.unsent(v)).collect(),
-        cycles: (worker.cycles_busy, worker.cycles_idle),
+        cycles: (worker.cycles_charged, worker.cycles_idle),
     }
 }
 

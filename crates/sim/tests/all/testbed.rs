@@ -107,7 +107,7 @@ fn refills_take_no_cycles() {
     bed.run_until(ms(50));
     let worker = bed.worker(0);
     assert!(worker.refills > 900, "{worker:?}");
-    assert_eq!(worker.cycles_control, 0);
+    assert_eq!(worker.cycles_host, 0);
 }
 
 #[test]

@@ -14,8 +14,7 @@ use std::os::unix::fs::FileExt;
 
 use penstock_units::{Cycles, Nanos, TscRate};
 
-use super::stall;
-use crate::counters::{PortCounters, WorkerCounters};
+use crate::worker::stall;
 
 /// A cost above this many microseconds is suspicious: the largest lawful batch (64 KiB) costs
 /// a few tens.
@@ -59,49 +58,46 @@ impl StolenTime {
         Self { wait, waited, suspicious: rate.to_cycles(SUSPICIOUS), usual: Cycles::ZERO, rate }
     }
 
-    /// What of a batch's `cost` is to be charged; the rest goes to `stolen`. `model` says what it
-    /// should have cost, if that is known.
+    /// Whether a cost is far above the usual.
     #[inline]
-    pub(super) fn settle(
-        &mut self,
-        cost: Cycles,
-        model: impl FnOnce() -> Option<Cycles>,
-        worker: &WorkerCounters,
-        port: &PortCounters,
-    ) -> Cycles {
+    pub fn is_suspicious(&self, cost: Cycles) -> bool {
+        cost >= self.suspicious
+    }
+
+    /// Notes the cost of a batch.
+    #[inline]
+    pub fn note_usual(&mut self, cost: Cycles) {
         if cost < self.suspicious {
             // A running mean over some 16 batches, without a division.
             self.usual = Cycles(self.usual.0 - self.usual.0 / 16 + cost.0 / 16);
-            return cost;
         }
-        let due = model().unwrap_or(self.usual);
-        let stolen = self.stolen_of(cost, due);
-        if stolen.0 > 0 {
-            worker.stolen_batches.add(1);
-            worker.cycles_stolen.add(stolen.0);
-            port.stolen.add(stolen.0);
-        }
-        cost.saturating_sub(stolen)
     }
 
-    /// The same for what was no batch: an idle turn, a notification.
-    #[inline]
-    pub(super) fn settle_idle(&mut self, cost: Cycles, worker: &WorkerCounters) -> Cycles {
-        if cost < self.suspicious {
-            return cost;
-        }
-        let stolen = self.stolen_of(cost, self.usual);
-        worker.cycles_stolen.add(stolen.0);
-        cost.saturating_sub(stolen)
+    /// Cycles of a suspicious `cost` that were stolen. `due` is what the work should have cost, if
+    /// that is known.
+    pub fn of(&mut self, cost: Cycles, due: Option<Cycles>) -> Cycles {
+        let due = due.unwrap_or(self.usual);
+        self.stolen_of(cost, due)
     }
 
-    #[cold]
-    fn stolen_of(&mut self, cost: Cycles, due: Cycles) -> Cycles {
+    /// The same for work of the host, which may rightly take long.
+    pub fn of_host(&mut self, cost: Cycles) -> Cycles {
+        self.grown().min(cost)
+    }
+
+    /// How long the thread waited for its core since the last look.
+    fn grown(&mut self) -> Cycles {
         let Some(wait) = &self.wait else { return Cycles::ZERO };
         let waited = wait.read();
-        let grown = waited.saturating_sub(self.waited);
-        self.waited = waited;
-        let (grown, excess) = (self.rate.to_cycles(grown), cost.saturating_sub(due));
+        let grown = waited.saturating_sub(core::mem::replace(&mut self.waited, waited));
+        self.rate.to_cycles(grown)
+    }
+
+    fn stolen_of(&mut self, cost: Cycles, due: Cycles) -> Cycles {
+        if self.wait.is_none() {
+            return Cycles::ZERO;
+        }
+        let (grown, excess) = (self.grown(), cost.saturating_sub(due));
         // To find the caches cold again is part of what was taken.
         let stolen = if grown.0 > excess.0 / 2 { excess } else { grown };
         let kept = cost.saturating_sub(stolen);
@@ -118,40 +114,46 @@ impl StolenTime {
 mod tests {
     use super::*;
 
+    /// What is charged of a cost.
+    fn charged(stolen: &mut StolenTime, cost: u64, due: Option<u64>) -> u64 {
+        if !stolen.is_suspicious(Cycles(cost)) {
+            stolen.note_usual(Cycles(cost));
+            return cost;
+        }
+        cost - stolen.of(Cycles(cost), due.map(Cycles)).0
+    }
+
     #[test]
     fn without_a_wait_nothing_is_stolen() {
-        let rate = TscRate::from_hz(2_000_000_000);
-        let mut stolen = StolenTime::new(rate, None);
-        let (worker, port) = (WorkerCounters::default(), PortCounters::default());
-        assert_eq!(stolen.settle(Cycles(50_000_000), || None, &worker, &port), Cycles(50_000_000));
-        assert_eq!(port.stolen.get(), 0);
+        let mut stolen = StolenTime::new(TscRate::from_hz(2_000_000_000), None);
+        assert_eq!(charged(&mut stolen, 50_000_000, None), 50_000_000);
+        assert_eq!(stolen.of_host(Cycles(50_000_000)), Cycles::ZERO);
     }
 
     #[test]
     fn a_grown_wait_goes_to_stolen_and_the_usual_cost_is_charged() {
         let rate = TscRate::from_hz(1_000_000_000);
         let path = std::env::temp_dir().join(format!("penstock-schedstat-{}", std::process::id()));
-        std::fs::write(&path, "100 0 5\n").unwrap();
+        let has_waited = |nanos: u64| std::fs::write(&path, format!("100 {nanos} 5\n")).unwrap();
+        has_waited(0);
         let wait = RunQueueWait(File::open(&path).unwrap());
         let mut stolen = StolenTime::new(rate, Some(wait));
-        let (worker, port) = (WorkerCounters::default(), PortCounters::default());
         for _ in 0..400 {
-            assert_eq!(stolen.settle(Cycles(8_000), || None, &worker, &port), Cycles(8_000));
+            assert_eq!(charged(&mut stolen, 8_000, None), 8_000);
         }
-        std::fs::write(&path, "100 3000000 5\n").unwrap();
-        let charged = stolen.settle(Cycles(3_008_000), || None, &worker, &port);
-        assert_eq!(charged, Cycles(8_000));
-        assert_eq!(port.stolen.get(), 3_000_000);
-        assert_eq!(worker.stolen_batches.get(), 1);
+        has_waited(3_000_000);
+        assert_eq!(charged(&mut stolen, 3_008_000, None), 8_000);
         // The same wait is not counted twice.
-        assert_eq!(stolen.settle(Cycles(200_000), || None, &worker, &port), Cycles(200_000));
-        // What the model says goes before what is usual; the caches' refill is stolen too.
-        std::fs::write(&path, "100 5000000 5\n").unwrap();
-        let model = || Some(Cycles(12_000));
-        assert_eq!(stolen.settle(Cycles(2_100_000), model, &worker, &port), Cycles(12_000));
-        // A dear batch with a short wait is dear.
-        std::fs::write(&path, "100 5010000 5\n").unwrap();
-        assert_eq!(stolen.settle(Cycles(400_000), model, &worker, &port), Cycles(390_000));
+        assert_eq!(charged(&mut stolen, 200_000, None), 200_000);
+        // The model's cost precedes the usual cost. The refill of the caches is stolen too.
+        has_waited(5_000_000);
+        assert_eq!(charged(&mut stolen, 2_100_000, Some(12_000)), 12_000);
+        // An expensive batch with a short wait is expensive.
+        has_waited(5_010_000);
+        assert_eq!(charged(&mut stolen, 400_000, Some(12_000)), 390_000);
+        // Work of the host may take long. Only the wait itself is stolen from it.
+        has_waited(5_110_000);
+        assert_eq!(stolen.of_host(Cycles(900_000)), Cycles(100_000));
         std::fs::remove_file(&path).unwrap();
     }
 }

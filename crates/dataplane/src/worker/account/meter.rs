@@ -14,10 +14,10 @@ use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth, free_flo
 use penstock_qos::share::{Owner, forecast, settle};
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, TscRate, WorkerId};
 
-use super::WORKERS_MAX;
-use super::split::Notes;
 use crate::counters::PortCounters;
 use crate::schedule::{IngressPolicy, PortQos, Unit};
+use crate::worker::WORKERS_MAX;
+use crate::worker::split::Notes;
 
 /// Milliseconds of its entitlement there that a bucket of a port on several workers holds beside
 /// the default: what one of them generates until it is heard that another needs it.
@@ -27,7 +27,7 @@ const EARLY: u64 = 8;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Meter {
+pub(in crate::worker) struct Meter {
     buckets: BucketSet,
     core: TscRate,
     capacity: CyclesPerSecond,
@@ -139,7 +139,7 @@ impl Meter {
     }
 
     /// A port's queue pairs are here, under these terms; `tokens` come with them.
-    pub(super) fn set(&mut self, port: PortId, qos: &PortQos, tokens: i64, now: Cycles) {
+    pub fn set(&mut self, port: PortId, qos: &PortQos, tokens: i64, now: Cycles) {
         if !self.meters(qos) {
             self.leave(port);
             return;
@@ -165,19 +165,19 @@ impl Meter {
     }
 
     /// Whether a port under these terms has a bucket here.
-    pub(super) fn meters(&self, qos: &PortQos) -> bool {
+    pub fn meters(&self, qos: &PortQos) -> bool {
         qos.ingress.is_metered() || self.floor.is_some()
     }
 
     /// Told what those here bought (`None`: nobody did, or nobody can be kept from its turn) and
     /// how many bought nothing. True: those have buckets now and had none, or other ones, or none.
-    pub(super) fn set_floor(&mut self, sold: Option<CyclesPerSecond>, free: usize) -> bool {
+    pub fn set_floor(&mut self, sold: Option<CyclesPerSecond>, free: usize) -> bool {
         let floor = sold.map(|sold| free_floor(self.capacity, sold, free));
         core::mem::replace(&mut self.floor, floor) != floor
     }
 
     /// A port has no queue pair here any more; its tokens, to go with them.
-    pub(super) fn leave(&mut self, port: PortId) -> i64 {
+    pub fn leave(&mut self, port: PortId) -> i64 {
         if !self.buckets.is_metered(port.index()) {
             return 0;
         }
@@ -191,43 +191,46 @@ impl Meter {
 
     /// The gate: whether a port may run a batch.
     #[inline]
-    pub(super) fn may_run(&self, port: PortId) -> bool {
+    pub fn may_run(&self, port: PortId) -> bool {
         self.buckets.may_run(port.index())
     }
 
     /// A port had its turn and no tokens.
     #[inline]
-    pub(super) fn note_throttled(&mut self) {
+    pub fn note_throttled(&mut self) {
         self.throttled = true;
     }
 
     /// A decision came to its end.
     #[inline]
-    pub(super) fn note_passed(&mut self) {
+    pub fn note_passed(&mut self) {
         self.passed = true;
     }
 
     /// Whether frames were seen waiting at a unit without running a batch.
     #[inline]
-    pub(super) fn note_waiting(&mut self, unit: Unit, waiting: bool) {
+    pub fn note_waiting(&mut self, unit: Unit, waiting: bool) {
         if self.metered == 0 {
             return;
         }
         let Some(books) = self.books.get_mut(unit.port.index()) else { return };
         if books.mark_waiting(unit, waiting) {
             self.buckets.note_waiting(unit.port.index(), books.waiting != 0);
+            if books.waiting == 0 {
+                books.empty_since = 0;
+            }
         }
     }
 
     /// Whether a port without tokens may run on time that nobody with tokens wants.
     #[inline]
-    pub(super) fn may_borrow(&self, port: PortId) -> bool {
+    pub fn may_borrow(&self, port: PortId) -> bool {
         self.buckets.may_borrow(port.index())
     }
 
     /// Whether ports wait for tokens; `held`: the scheduler has put some aside.
     #[inline]
-    pub(super) const fn holds_back(&self, held: bool) -> bool {
+    pub const fn holds_back(&self, held: bool) -> bool {
         held || self.throttled
     }
 
@@ -237,7 +240,7 @@ impl Meter {
     }
 
     /// On how many workers a port has queue pairs, as far as is known here.
-    pub(super) fn parts(&self, port: PortId) -> u64 {
+    pub fn parts(&self, port: PortId) -> u64 {
         self.books[port.index()].parts.max(1)
     }
 
@@ -249,17 +252,9 @@ impl Meter {
         self.buckets.charge(port.index(), cost, more);
     }
 
-    /// Takes a batch's cost, after which `more` frames wait at its unit; false: the port has no
-    /// tokens left.
-    #[inline]
-    pub(super) fn charge(&mut self, unit: Unit, cost: Cycles, more: bool) -> bool {
-        let Some(books) = self.books.get_mut(unit.port.index()) else { return true };
-        books.mark_waiting(unit, more);
-        self.buckets.charge(unit.port.index(), cost, books.waiting != 0)
-    }
-
-    /// The same for a batch that ended now, with the time for which the port had been out of tokens
-    /// before it, with frames waiting.
+    /// Takes the cost of a batch that ended now, after which `more` frames wait at its unit. Counts
+    /// the time for which the port was out of tokens before the batch while frames waited. Returns
+    /// whether the port has tokens left.
     #[inline]
     pub(super) fn charge_batch(
         &mut self,
@@ -283,13 +278,13 @@ impl Meter {
     }
 
     /// The port whose books are to be brought up to date.
-    pub(super) fn next_port(&mut self) -> Option<PortId> {
+    pub fn next_port(&mut self) -> Option<PortId> {
         self.next = if self.next + 1 < self.ports.len() { self.next + 1 } else { 0 };
         self.ports.get(self.next).copied()
     }
 
     /// Brings a port's counters up to date.
-    pub(super) fn publish(&mut self, port: PortId, counters: &PortCounters) {
+    pub fn publish(&mut self, port: PortId, counters: &PortCounters) {
         let books = &mut self.books[port.index()];
         let passed = self.clock - core::mem::replace(&mut books.entitled_at, self.clock);
         let entitled = self.buckets.entitled(port.index(), Cycles(passed));
@@ -300,7 +295,7 @@ impl Meter {
     }
 
     /// Books what the port's home told this worker, and tells it the level.
-    pub(super) fn book(&mut self, port: PortId, me: WorkerId, notes: &Notes) {
+    pub fn book(&mut self, port: PortId, me: WorkerId, notes: &Notes) {
         if !self.buckets.is_metered(port.index()) {
             return;
         }
@@ -318,21 +313,21 @@ impl Meter {
     }
 
     /// Ignores what a port's home told this worker before it had a bucket for it.
-    pub(super) fn begin_books(&mut self, port: PortId, me: WorkerId, notes: &Notes) {
+    pub fn begin_books(&mut self, port: PortId, me: WorkerId, notes: &Notes) {
         let books = &mut self.books[port.index()];
         (books.booked, books.spent) = (notes.told(port, me), notes.spent(port));
         notes.note(port, me, self.buckets.tokens(port.index()), books.booked, 0);
     }
 
     /// On how many workers a port has queue pairs; true: that is news.
-    pub(super) fn set_parts(&mut self, port: PortId, parts: u64) -> bool {
+    pub fn set_parts(&mut self, port: PortId, parts: u64) -> bool {
         let books = &mut self.books[port.index()];
         core::mem::replace(&mut books.parts, parts) != parts
     }
 
     /// By the home of a port with queue pairs on `owners`, a bit each: takes what others spent for
     /// it, and has tokens moved from where they are not needed.
-    pub(super) fn settle(&mut self, port: PortId, owners: u32, notes: &Notes) {
+    pub fn settle(&mut self, port: PortId, owners: u32, notes: &Notes) {
         let books = &mut self.books[port.index()];
         let spent = notes.spent(port);
         let due = spent.wrapping_sub(core::mem::replace(&mut books.spent, spent));
@@ -365,7 +360,7 @@ impl Meter {
     }
 
     /// Whether a port has a bucket here.
-    pub(super) fn is_metered(&self, port: PortId) -> bool {
+    pub fn is_metered(&self, port: PortId) -> bool {
         self.buckets.is_metered(port.index())
     }
 
@@ -376,14 +371,14 @@ impl Meter {
     }
 
     #[inline]
-    pub(super) fn is_due(&self, now: Cycles) -> bool {
+    pub fn is_due(&self, now: Cycles) -> bool {
         now.0 >= self.due
     }
 
     /// Whether ports wait for tokens and enough time has passed to give them some; `held`: the
     /// scheduler has put some aside.
     #[inline]
-    pub(super) fn is_due_early(&self, now: Cycles, held: bool) -> bool {
+    pub fn is_due_early(&self, now: Cycles, held: bool) -> bool {
         self.holds_back(held) && now.0 >= self.early()
     }
 
@@ -392,12 +387,12 @@ impl Meter {
     }
 
     /// When a worker that found nothing could find something without anything happening outside.
-    pub(super) fn next_due(&self, held: bool) -> Option<Cycles> {
+    pub fn next_due(&self, held: bool) -> Option<Cycles> {
         (self.metered > 0 && self.holds_back(held)).then(|| Cycles(self.early()))
     }
 
     /// Refills; returns whether a decision had come to its end since the last time.
-    pub(super) fn refill(&mut self, now: Cycles) -> bool {
+    pub fn refill(&mut self, now: Cycles) -> bool {
         let elapsed = now.0.saturating_sub(self.refilled_at).saturating_sub(self.lost);
         (self.refilled_at, self.lost) = (now.0, 0);
         self.due = now.0.saturating_add(self.interval);
@@ -407,11 +402,11 @@ impl Meter {
         core::mem::take(&mut self.passed)
     }
 
-    pub(super) fn tokens(&self, port: PortId) -> i64 {
+    pub fn tokens(&self, port: PortId) -> i64 {
         self.buckets.tokens(port.index())
     }
 
-    pub(super) fn ledger(&self) -> Ledger {
+    pub fn ledger(&self) -> Ledger {
         self.buckets.ledger()
     }
 }

@@ -28,7 +28,7 @@ pub struct Row {
     pub subject: String,
     /// Frames that arrived, in millions per second.
     pub mpps: Option<f64>,
-    /// Bits of these frames, FCS included, in thousand millions per second.
+    /// Bits of the frames that arrived, FCS included, in thousand millions per second.
     pub gbps: Option<f64>,
     /// Cycles of the worker's turns that moved frames, divided by the frames.
     pub cycles_per_packet: Option<f64>,

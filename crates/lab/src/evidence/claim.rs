@@ -57,7 +57,6 @@ impl Claim {
         Self::new(id, statement, "1 = yes").published(1.0).at_least(1.0).measured(measured)
     }
 
-    /// Sets the published value.
     #[must_use]
     pub fn published(mut self, value: f64) -> Self {
         self.published = Some(value);

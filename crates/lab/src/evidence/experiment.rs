@@ -110,14 +110,14 @@ pub struct Context<'a> {
     pub live: &'a LiveArgs,
     /// Directory for results that do not fit into JSON, picture and CSV.
     pub out: Option<&'a Path>,
-    /// Part to which phases of simulated figures are shortened. See [`Self::scaled`].
+    /// Fraction to which phases of simulated figures are shortened. See [`Self::scaled`].
     pub part: f64,
     guard: Option<&'a Guard>,
     started: Instant,
     said: Cell<Option<Instant>>,
 }
 
-/// Runs that are shorter do not report their progress.
+/// Runs shorter than this do not report their progress.
 const SILENT_FOR: Duration = Duration::from_secs(2);
 
 impl<'a> Context<'a> {

@@ -63,7 +63,7 @@ const CONFIGURED: u32 = 1000;
 const REFILL_US: u64 = 50;
 const INTERVALS_US: [u64; 7] = [10, 20, 50, 100, 200, 500, 1000];
 const VMS: [u32; 7] = [1, 4, 16, 28, 256, 1024, 4096];
-/// Batches of one timing, and timings of which the median counts.
+/// Number of batches in one timing, and number of timings. The median of the timings counts.
 const BATCHES: u32 = 4_000;
 const ROUNDS: u32 = 9;
 /// Frames of a batch and their size in bytes.
@@ -193,8 +193,8 @@ impl Timer {
         while switch.now() < paper::HZ / 5 {
             switch.turn(|_| batch);
         }
-        // Turns with a refill and without one are timed apart. The median of each excludes
-        // other programs that run on this machine at the moment.
+        // Turns with a refill and without one are timed apart. The median of each excludes turns
+        // that other programs on this machine delay.
         let mut took = [Vec::new(), Vec::new()];
         for _ in 0..BATCHES {
             self.copy_a_batch();

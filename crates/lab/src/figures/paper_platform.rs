@@ -50,8 +50,8 @@
 //!
 //! # Meaning of "1.67 times more"
 //!
-//! Where the paper prints a coefficient beside this phrase (1.14, 1.47), it means the factor. In
-//! plain English it means 2.67 times. The paper prints no coefficient beside the 1.67.
+//! Where the paper prints a coefficient beside this phrase (1.14, 1.47), the phrase means the
+//! factor. In plain English it means 2.67 times. The paper prints no coefficient beside the 1.67.
 //!
 //! With a factor of 1.67, VM1's 0.6 M frames/s of many flows take at most 0.4 M frames' worth of
 //! look-up from VM2's 2.4 M. Even if look-up were half of all cycles, VM2 would lose 8 %, but Fig.
@@ -203,9 +203,9 @@ pub fn cost_if(size: u32, flows: Flows, many_flows: f64) -> Stages {
     Stages { ingress, classification, egress: EGRESS_FRAME }
 }
 
-/// The factor of `vms` VMs. The paper states 1 and 4 VMs, and says that the factor grows much below
-/// 8 and stays from 10 on. So the factor is linear through the stated numbers up to 8, has half the
-/// slope up to 10, and is then constant.
+/// The factor of `vms` VMs. The paper states the factors of 1 and 4 VMs, and says that the factor
+/// grows much below 8 VMs and stays constant from 10 on. So the factor is linear through the stated
+/// numbers up to 8, has half the slope up to 10, and is then constant.
 #[must_use]
 pub fn vms_factor(vms: u32, placement: Placement) -> f64 {
     let slope = match placement {

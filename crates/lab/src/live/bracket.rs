@@ -45,7 +45,7 @@ pub(crate) struct Rule {
     /// Largest number of windows taken for each wanted window.
     pub tries: u32,
     /// Whether a window is judged although worker or generator waited for a core, or the generator
-    /// was short.
+    /// could not send what was due.
     pub rough: bool,
 }
 
@@ -137,7 +137,7 @@ impl Tally {
         self.repeated.iter().sum()
     }
 
-    /// Counts `windows` of the missing windows as not given up, because they are tried once more.
+    /// Removes `windows` from the windows that were given up, because they are tried once more.
     pub fn try_again(&mut self, windows: u32) {
         self.missing = self.missing.saturating_sub(windows);
     }

@@ -12,8 +12,8 @@
 //! # Approach
 //!
 //! The guest is a micro-guest ([`crate::microguest`]). Its answer is its first instruction after
-//! the event. A ping also passes a switch and a guest kernel. Their time is the same under both
-//! schedulers, and would hide the difference; `linux_pings` includes it. Requests come up to 1 ms
+//! the event. A ping also passes a switch and a guest kernel. These take the same time under both
+//! schedulers, and would hide the difference. `linux_pings` includes them. Requests come up to 1 ms
 //! late, as the seed decides. The scheduler is notified of each request, as by the switch.
 //!
 //! The figure compares p50, p90 and p99 under the fair class and with deadlines of 3, 5 and 8 ms.

@@ -11,9 +11,8 @@
 //! # Exceptions
 //! A ring looks ahead to see whether a head is one plain buffer. If it is not, only this answer is
 //! kept, and the walk that follows decides again, so such heads may be read twice. Each frame that
-//! is given to a ring is a separate decision. It may look at buffers that were too small for the
-//! frame before.
-//! suffice for the one before.
+//! is given to a ring is a separate decision. The ring may look again at buffers that were too
+//! small for the frame before.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "signal handlers and protections of memory")]
 
@@ -49,7 +48,7 @@ const HEADER: u64 = 12;
 const SIZE: u16 = 64;
 const ROUNDS: u64 = 120;
 
-/// Start and length of the closed memory. One thread at a time has one.
+/// Start and length of the closed memory. One thread at a time has closed memory.
 static START: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 /// The accesses: 256 times the offset, plus twice the number of bytes, plus one for a write.

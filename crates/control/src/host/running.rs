@@ -136,7 +136,6 @@ impl Host {
         Ok(host)
     }
 
-    /// State of the daemon.
     #[must_use]
     pub fn status(&self) -> HostStatus {
         self.core.status(self.path.as_ref().map(|p| p.display().to_string()).unwrap_or_default())
@@ -163,19 +162,16 @@ impl Host {
         Arc::clone(&lock(&self.core.shared).config)
     }
 
-    /// The configured ports.
     #[must_use]
     pub fn port_configs(&self) -> Vec<Port> {
         self.config().ports.clone()
     }
 
-    /// The configured tenants.
     #[must_use]
     pub fn tenants(&self) -> Vec<Tenant> {
         self.config().tenants.clone()
     }
 
-    /// The configured rules.
     #[must_use]
     pub fn rules(&self) -> Vec<Rule> {
         self.config().rules.clone()
@@ -216,7 +212,7 @@ impl Host {
         Ok(stats)
     }
 
-    /// Limits VMs to their parts of a link while the link is the bottleneck. It must be called
+    /// Limits VMs to their parts of a link while the link is the bottleneck. Call this function
     /// every [`penstock_qos::bottleneck::INTERVAL`] with a monotonic time. It never waits for a
     /// change.
     pub fn watch_links(&self, now: Nanos) {
@@ -235,7 +231,7 @@ impl Host {
         self.core.learning()
     }
 
-    /// Records a reading for [`Self::explain`]. It must be called at least once a second.
+    /// Records a reading for [`Self::explain`]. Call this function at least once a second.
     pub fn remember(&self) {
         self.past.remember(&self.core);
     }
@@ -281,14 +277,12 @@ impl Host {
         self.change(&Edit::Delete(Kind::Port, name), save)
     }
 
-    ///
     /// # Errors
     /// The same as for [`Self::add_port`].
     pub fn add_tenant(&self, tenant: Tenant, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::AddTenant(&tenant), save)
     }
 
-    ///
     /// # Errors
     /// The same as for [`Self::add_port`].
     pub fn set_tenant(
@@ -308,14 +302,12 @@ impl Host {
         self.change(&Edit::Delete(Kind::Tenant, name), save)
     }
 
-    ///
     /// # Errors
     /// The same as for [`Self::add_port`].
     pub fn add_rule(&self, rule: Rule, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::AddRule(&rule), save)
     }
 
-    ///
     /// # Errors
     /// The same as for [`Self::add_port`].
     pub fn del_rule(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
@@ -446,7 +438,7 @@ impl Host {
     }
 
     /// Checks the workers' heartbeats, attaches ports in state `error` again, and lets the cost
-    /// model learn. It must be called a few times a second with a monotonic time.
+    /// model learn. Call this function a few times a second with a monotonic time.
     pub fn tick(&self, now: Nanos) {
         for (id, (reading, _)) in self.core.switch.workers().iter().enumerate() {
             let seen = match lock(&self.core.shared).watches.get_mut(id) {

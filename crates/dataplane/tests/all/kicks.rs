@@ -90,8 +90,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// Three ports; `wants` says which of their drivers sleep: for frames they receive, for frames
-    /// they sent.
+    /// Creates three ports. `wants` says for each port's driver whether it wants notifications of
+    /// received frames and of taken frames.
     fn new(wants: [[bool; 2]; 3]) -> Self {
         let core = Core::default();
         let tsc = TscRate::from_hz(2_000_000_000);

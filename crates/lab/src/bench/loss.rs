@@ -130,8 +130,6 @@ impl Marker {
     }
 }
 
-/// Runs the benchmark.
-///
 /// # Errors
 ///
 /// Fails if a switch cannot be started or fails. A missed bar is no error.

@@ -42,8 +42,6 @@ impl Timed for Latencies {
     }
 }
 
-/// Runs the benchmark.
-///
 /// # Errors
 ///
 /// Fails if a switch cannot be started or fails. A missed bar is no error.

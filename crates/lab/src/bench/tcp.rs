@@ -170,8 +170,6 @@ fn received(json: &str) -> anyhow::Result<(f64, u64, f64)> {
     Ok((secs, bytes, retransmits))
 }
 
-/// Runs the benchmark.
-///
 /// # Errors
 ///
 /// Fails if a switch or an endpoint cannot be started or fails. A missed bar is no error.

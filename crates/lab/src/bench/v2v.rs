@@ -35,7 +35,6 @@ const FIFO: &str = "penstock-fifo";
 /// The frequency at which the absolute bar is stated.
 const BAR_HZ: f64 = 2.0e9;
 
-/// The load of a case.
 #[derive(Debug, Clone)]
 struct Load {
     case: Case,
@@ -71,8 +70,6 @@ fn sample(bed: &Bed, switch: &mut Rig, load: &Load, secs: f64) -> anyhow::Result
     Ok(sample)
 }
 
-/// Runs the benchmark.
-///
 /// # Errors
 ///
 /// Fails if a switch cannot be started or fails. A missed bar is no error.

@@ -125,7 +125,6 @@ impl Claim {
         self.low.is_none_or(above) && self.high.is_none_or(below)
     }
 
-    /// The band as text.
     #[must_use]
     pub fn band(&self) -> String {
         band(self.low, self.high, self.open)

@@ -75,7 +75,6 @@ impl Experiment {
         if record.calibrated().is_empty() { picture } else { picture.noted("calibrated") }
     }
 
-    /// The modes that the experiment supports.
     #[must_use]
     pub fn modes(&self) -> Vec<Mode> {
         [Mode::Sim, Mode::Live].into_iter().filter(|m| self.run_of(*m).is_some()).collect()
@@ -99,7 +98,6 @@ pub struct LiveArgs {
     pub bed: BedArgs,
 }
 
-/// The context of a run.
 #[derive(Debug)]
 pub struct Context<'a> {
     pub experiment: &'static str,

@@ -136,8 +136,6 @@ struct Found {
     ftp_over_time: Vec<(f64, f64)>,
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

@@ -158,8 +158,6 @@ struct Found {
 /// Points of every VM's bits over time.
 type Curves = [Vec<(f64, f64)>; 4];
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

@@ -132,7 +132,6 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Number of windows that were repeated.
     pub fn repeated(&self) -> u32 {
         self.repeated.iter().sum()
     }
@@ -147,7 +146,6 @@ impl Tally {
         self.missing += windows;
     }
 
-    /// Number of windows that were judged.
     pub fn judged(&self) -> u32 {
         self.judged
     }
@@ -159,7 +157,6 @@ impl Tally {
         all.map(|(doubt, count)| format!("{} ({})", doubt.sentence(), times(count))).collect()
     }
 
-    /// Adds another tally.
     pub fn add(&mut self, other: &Self) {
         self.judged += other.judged;
         self.missing += other.missing;

@@ -77,8 +77,6 @@ struct Way {
     rule: Rule,
 }
 
-/// Runs the demo.
-///
 /// # Errors
 ///
 /// Fails if a switch cannot be started or fails.

@@ -384,8 +384,6 @@ struct Found {
     wait: f64,
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a switch cannot be started or fails.

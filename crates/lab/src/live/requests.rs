@@ -65,8 +65,6 @@ struct Said {
     failed: usize,
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

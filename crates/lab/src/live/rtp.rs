@@ -61,8 +61,6 @@ const QUIET: Duration = Duration::from_millis(200);
 /// How much longer than the video the player may take.
 const LATE: Duration = Duration::from_secs(20);
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

@@ -123,8 +123,6 @@ fn least_of_due(rates: &Rates) -> f64 {
     (100.0 * rates[0] * 3.0 / all).min(100.0 * (rates[1] + rates[2]) * 1.5 / all)
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

@@ -63,8 +63,6 @@ const SHOWN: f64 = 2.0;
 const NEAR: f64 = 0.02;
 const SERVER: u16 = 5_201;
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

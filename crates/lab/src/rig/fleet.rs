@@ -69,7 +69,6 @@ impl Offer {
 pub(crate) struct Times {
     /// Times taken while the worker had its core.
     pub quiet: Histogram<u64>,
-    /// All times.
     pub all: Histogram<u64>,
 }
 

@@ -53,7 +53,6 @@ pub enum SocketMode {
     Client,
 }
 
-/// Parameters of a vhost-user port.
 #[derive(Clone, Debug)]
 pub struct VhostUserConfig {
     /// Name of the port, for messages.
@@ -180,7 +179,6 @@ impl VhostUser {
         Ok(())
     }
 
-    /// State of the attachment.
     #[must_use]
     pub fn status(&self) -> AttachStatus {
         let shared = lock(&self.shared);

@@ -60,8 +60,6 @@ pub(super) fn plan(sizes: &[usize]) -> Plan {
     }
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if something cannot be started or fails.

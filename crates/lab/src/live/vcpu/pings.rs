@@ -35,8 +35,6 @@ const PERCENTS: [f64; 4] = [50.0, 90.0, 99.0, 100.0];
 /// Factor by which p99 must be lower with our scheduler.
 const LOWER: f64 = 3.0;
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the

@@ -45,8 +45,6 @@ struct Found {
     window_error_max: f64,
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the

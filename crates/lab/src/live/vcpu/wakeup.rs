@@ -58,8 +58,6 @@ pub(super) fn gap(mode: Mode) -> (Nanos, Nanos) {
     }
 }
 
-/// Runs the experiment.
-///
 /// # Errors
 ///
 /// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the

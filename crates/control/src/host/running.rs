@@ -42,7 +42,8 @@ use crate::snapshot::Compiler;
 /// Interval between two attempts to attach ports in state `error`.
 const RETRY: Nanos = Nanos::from_secs(1);
 
-/// The running host. All calls block, usually for milliseconds. Dropping it shuts it down.
+/// The running host. All calls block, usually for milliseconds. Dropping this value shuts the host
+/// down.
 pub struct Host {
     pub(super) core: Core,
     pub(super) changing: Mutex<Changing>,

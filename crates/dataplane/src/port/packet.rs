@@ -36,7 +36,6 @@ const RECEIVE_BUFFER: libc::c_int = 4 << 20;
 /// If queues behind the interface (a bridge with `tc`) filled this buffer, the port would drop the
 /// frames of all tenants. Those queues have their own limits, and this buffer is larger than all of
 /// them together.
-/// larger than all of them together.
 const SEND_BUFFER: libc::c_int = 16 << 20;
 
 #[derive(Clone, Debug)]

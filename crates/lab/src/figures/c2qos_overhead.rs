@@ -13,11 +13,11 @@
 //! # Approach: cost
 //!
 //! The cost is always measured on this machine, with the buckets and the schedule of the data path
-//! ([`super::core_loop`]). It consists of a decision, a charge, and refills as often as they occur
-//! at the interval. The TSC times each turn, and the read's own cost is subtracted. Between two
-//! turns 48 KiB are copied through 8 MiB. This has the same effect on the caches as a batch of 32 ×
-//! 1518 B. The cost is the weighted sum of the median turn with a refill and the median turn
-//! without one. The weights are their frequencies.
+//! ([`super::core_loop`]). It consists of a decision, a charge, and refills, whose frequency
+//! depends on the interval. The TSC times each turn, and the read's own cost is subtracted. Between
+//! two turns 48 KiB are copied through 8 MiB. This has the same effect on the caches as a batch of
+//! 32 × 1518 B. The cost is the weighted sum of the median turn with a refill and the median turn
+//! without one. The weights are the frequencies of these turns.
 //!
 //! The cost is shown as a share of a batch of 32 × 1518 B. In `sim` such a batch has the paper's
 //! cost for that many VMs ([`super::paper_platform`]). In `live` the batch has the cost of such

@@ -355,7 +355,7 @@ pub struct Host {
     uplink: Priority,
     last: Vec<PortReading>,
     now: Nanos,
-    /// Entitlements that the model sold to the VMs before it learned.
+    /// Entitlements that the model sold to the VMs before the model learned.
     pub bases: Vec<CyclesPerSecond>,
 }
 

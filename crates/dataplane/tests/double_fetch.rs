@@ -83,8 +83,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c
         return;
     }
     let writes = registers[libc::REG_ERR as usize] >> 1 & 1;
-    // SAFETY: the processor has just decoded the instruction there, and more bytes of code follow
-    // it.
+    // SAFETY: the processor has just decoded these bytes, and more bytes of code follow them.
     // WHY: nothing else says how many bytes the instruction accesses.
     let code = unsafe { (registers[libc::REG_RIP as usize] as *const [u8; 16]).read_unaligned() };
     let bytes = width(&code);

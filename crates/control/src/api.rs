@@ -22,7 +22,6 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/penstock.host.v1.rs"));
 }
 
-/// Counters by name.
 pub type Named = Vec<NamedCount>;
 
 impl NamedCount {

@@ -1,6 +1,6 @@
-//! The same turns, for a program that counts instructions: `count CASE ROUNDS`. The difference of
-//! two runs with different ROUNDS is the cost of the rounds without that of the start
-//! (`scripts/instructions.sh`). Unlike times, counts hardly differ between runs or machines.
+//! The turns of the benchmark `turn`, for a program that counts instructions: `count CASE ROUNDS`.
+//! The difference of two runs with different ROUNDS is the cost of the rounds without that of the
+//! start (`scripts/instructions.sh`). Unlike times, counts hardly differ between runs or machines.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 mod rig;
@@ -60,7 +60,7 @@ fn turn(len: usize, flows: u32, case: &str, rounds: u32) {
 fn main() {
     let mut args = std::env::args().skip(1).filter(|a| a != "--bench");
     let (Some(case), Some(rounds)) = (args.next(), args.next().and_then(|n| n.parse().ok())) else {
-        // Called by `cargo bench` with the others, there is nothing to time here.
+        // If `cargo bench` calls this program with the others, there is nothing to time here.
         println!("count take-LEN|give-LEN|turn-LEN-FLOWS[-ports|-hbs]|cross-LEN ROUNDS");
         return;
     };

@@ -1,5 +1,5 @@
-//! A worker's turn over split rings, from rings to rings, and its parts. A batch is 32 frames; one
-//! element is one frame. `prepare` is the guests' share of a round, to be subtracted.
+//! Cost of a worker's turn from split rings to split rings, and of the turn's parts. A batch is 32
+//! frames; one element is one frame. `prepare` is the guests' share of a round, to be subtracted.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 mod rig;

@@ -130,8 +130,8 @@ pub struct Batch {
     segment_count: usize,
     arena: Box<[u8]>,
     arena_used: usize,
-    /// Descriptor chains or reads without a usable frame. The port increments this number; the
-    /// worker adds it to its counters and resets it.
+    /// Descriptor chains or reads without a usable frame. The port increments this number. The
+    /// worker adds it to the port's counters and resets it.
     pub errors: u32,
 }
 

@@ -208,7 +208,8 @@ const REFUSED: [libc::c_long; 9] = [
     libc::SYS_readlinkat,
 ];
 
-/// The calls of a role. The filters are made from it, and `docs/reference/privileges.md` shows it.
+/// The calls of a role. The filters are made from these tables, and `docs/reference/privileges.md`
+/// shows them.
 fn allowed(role: Role) -> Vec<Table> {
     match role {
         Role::Worker => vec![COMMON, WORKER],

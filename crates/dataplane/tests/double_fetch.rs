@@ -11,9 +11,8 @@
 //! # Exceptions
 //! A ring looks ahead to see whether a head is one plain buffer. If it is not, only this answer is
 //! kept, and the walk that follows decides again, so such heads may be read twice. Each frame that
-//! is given to a ring is a separate decision. It may look at buffers that were too small for the
-//! frame before.
-//! suffice for the one before.
+//! is given to a ring is a separate decision. The ring may look again at buffers that were too
+//! small for the frame before.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "signal handlers and protections of memory")]
 
@@ -49,7 +48,7 @@ const HEADER: u64 = 12;
 const SIZE: u16 = 64;
 const ROUNDS: u64 = 120;
 
-/// Start and length of the closed memory. One thread at a time has one.
+/// Start and length of the closed memory. One thread at a time has closed memory.
 static START: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 /// The accesses: 256 times the offset, plus twice the number of bytes, plus one for a write.
@@ -84,8 +83,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c
         return;
     }
     let writes = registers[libc::REG_ERR as usize] >> 1 & 1;
-    // SAFETY: the processor has just decoded it, and more bytes of code follow it.
-    // WHY: nothing else says how many bytes it accesses.
+    // SAFETY: the processor has just decoded these bytes, and more bytes of code follow them.
+    // WHY: nothing else says how many bytes the instruction accesses.
     let code = unsafe { (registers[libc::REG_RIP as usize] as *const [u8; 16]).read_unaligned() };
     let bytes = width(&code);
     if bytes == 0 {

@@ -155,8 +155,8 @@ fn pieces_cross_whole_and_in_order_over_the_ends_of_the_ring() {
             refused
         });
         let mut seen = Vec::new();
-        // As many looks as pieces and skips, and one in vain, because loom cannot end an endless
-        // wait.
+        // The loop looks once for each piece and each skip, and once in vain. It has a bound
+        // because loom cannot end an endless wait.
         let mut take = |seen: &mut Vec<usize>| {
             for _ in 0..5 {
                 let Some(at) = taker.next() else { break };

@@ -14,7 +14,7 @@ use crate::microguest::MicroguestArgs;
 use penstock_guest::bed::guard::{self, Guard};
 use penstock_guest::load::{IntervalReport, LoadArgs};
 
-/// Exit status of a run that failed: 1 says that a claim or a bar does not hold.
+/// Exit status of a run that failed. Status 1 means that a claim or a bar does not hold.
 const FAILED: u8 = 2;
 
 /// Experiments and benchmarks of Penstock: replay published figures, compare switches.

@@ -1,5 +1,5 @@
 //! `penstock-lab`: experiments and benchmarks of Penstock. Live measurements use a `penstock` in a
-//! process of its own. It is found by `PENSTOCK_BIN`, in the directory of this program, or in
+//! process of its own. The lab finds this program by `PENSTOCK_BIN`, in its own directory, or in
 //! `PATH`.
 #![forbid(unsafe_code)]
 

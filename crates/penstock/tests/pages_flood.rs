@@ -24,7 +24,7 @@ mod support;
 use support::{Daemon, PAGES, Scratch, await_some, await_true};
 
 const CONNECTIONS: usize = 2_000;
-/// Limits of the daemon's descriptors. It starts with the soft limit and may raise it itself.
+/// Limits of the daemon's descriptors. The daemon starts with the soft limit and may raise it.
 const DESCRIPTORS: &str = "ulimit -Sn 256 && ulimit -Hn 1024";
 /// Largest number of these descriptors that the daemon's pages may use.
 const FOR_PAGES: usize = 100;

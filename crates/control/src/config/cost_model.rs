@@ -294,7 +294,6 @@ impl Draft<'_> {
     }
 }
 
-/// The text of a model's file.
 #[must_use]
 pub fn model_text(model: &CostModel) -> String {
     let mut out = String::from(

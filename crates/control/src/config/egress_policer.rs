@@ -109,7 +109,7 @@ impl EgressPolicer {
     }
 }
 
-/// The limits of each port of a tenant. A port has its own limits, otherwise a part of the tenant's
+/// The limits of each port of a tenant. A port without limits of its own has a part of the tenant's
 /// limits `whole`. The part depends on `uplink_share`. A part has the same depth as the tenant's
 /// limit.
 pub(super) fn parts(

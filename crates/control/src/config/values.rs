@@ -119,7 +119,6 @@ pub(super) fn check_node<T>(
     }
 }
 
-/// Checks that a path is absolute.
 pub(super) fn check_absolute<T>(
     object: &Object<'_, T>,
     key: &str,

@@ -42,7 +42,6 @@ impl History {
         self.0.back().is_none_or(|last| now.saturating_sub(last.at) >= Nanos::from_secs(1))
     }
 
-    /// Adds a reading.
     pub(crate) fn push(&mut self, moment: Moment) {
         if self.0.len() > SECONDS {
             self.0.pop_front();

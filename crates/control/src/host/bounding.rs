@@ -83,7 +83,7 @@ impl Core {
             let plan = shared.pricing.plan.port(name);
             if let Some([first, lower]) = plan.and_then(|plan| plan.batches) {
                 let learned = shared.pricing.learned(id).and_then(|port| port.full_error);
-                // The model counts frames on a wire, a batch counts received frames.
+                // The model counts frames on a wire, but a batch counts received frames.
                 let factor = (1.0 + learned.unwrap_or(0.0)) * segments(name);
                 return Some(if whole { first } else { lower }.scaled(factor));
             }

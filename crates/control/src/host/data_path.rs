@@ -34,8 +34,8 @@ pub(crate) trait Link: Send + Sync {
         false
     }
 
-    /// Ends the threads that talk to the worker for the port. The host calls it once, before the
-    /// port is detached.
+    /// Ends the threads that talk to the worker for the port. The host calls this function once,
+    /// before the port is detached.
     fn close(&self) {}
 }
 
@@ -81,7 +81,6 @@ pub(crate) trait DataPath: Send + Sync {
     /// Counters of each worker, and the CPU to which it is pinned.
     fn workers(&self) -> Vec<(WorkerReading, Option<u32>)>;
     fn tsc(&self) -> TscRate;
-    /// Time since the switch started.
     fn uptime(&self) -> Nanos;
     fn stop(&self) -> Result<(), WorkerError>;
 }

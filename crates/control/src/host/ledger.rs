@@ -16,11 +16,11 @@ use crate::config::HostConfig;
 pub struct NetworkUse {
     /// Frames that VMs sent.
     pub sent_frames: u64,
-    /// Bytes of these frames, without FCS.
+    /// Bytes that VMs sent, without FCS.
     pub sent_bytes: u64,
     /// Frames that VMs received.
     pub received_frames: u64,
-    /// Bytes of these frames, without FCS.
+    /// Bytes that VMs received, without FCS.
     pub received_bytes: u64,
 }
 

@@ -42,7 +42,8 @@ use crate::snapshot::Compiler;
 /// Interval between two attempts to attach ports in state `error`.
 const RETRY: Nanos = Nanos::from_secs(1);
 
-/// The running host. All calls block, usually for milliseconds. Dropping it shuts it down.
+/// The running host. All calls block, usually for milliseconds. Dropping this value shuts the host
+/// down.
 pub struct Host {
     pub(super) core: Core,
     pub(super) changing: Mutex<Changing>,
@@ -136,7 +137,6 @@ impl Host {
         Ok(host)
     }
 
-    /// State of the daemon.
     #[must_use]
     pub fn status(&self) -> HostStatus {
         self.core.status(self.path.as_ref().map(|p| p.display().to_string()).unwrap_or_default())
@@ -163,19 +163,16 @@ impl Host {
         Arc::clone(&lock(&self.core.shared).config)
     }
 
-    /// The configured ports.
     #[must_use]
     pub fn port_configs(&self) -> Vec<Port> {
         self.config().ports.clone()
     }
 
-    /// The configured tenants.
     #[must_use]
     pub fn tenants(&self) -> Vec<Tenant> {
         self.config().tenants.clone()
     }
 
-    /// The configured rules.
     #[must_use]
     pub fn rules(&self) -> Vec<Rule> {
         self.config().rules.clone()
@@ -216,7 +213,7 @@ impl Host {
         Ok(stats)
     }
 
-    /// Limits VMs to their parts of a link while the link is the bottleneck. It must be called
+    /// Limits VMs to their parts of a link while the link is the bottleneck. Call this function
     /// every [`penstock_qos::bottleneck::INTERVAL`] with a monotonic time. It never waits for a
     /// change.
     pub fn watch_links(&self, now: Nanos) {
@@ -235,7 +232,7 @@ impl Host {
         self.core.learning()
     }
 
-    /// Records a reading for [`Self::explain`]. It must be called at least once a second.
+    /// Records a reading for [`Self::explain`]. Call this function at least once a second.
     pub fn remember(&self) {
         self.past.remember(&self.core);
     }
@@ -281,14 +278,12 @@ impl Host {
         self.change(&Edit::Delete(Kind::Port, name), save)
     }
 
-    ///
     /// # Errors
     /// The same as for [`Self::add_port`].
     pub fn add_tenant(&self, tenant: Tenant, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::AddTenant(&tenant), save)
     }
 
-    ///
     /// # Errors
     /// The same as for [`Self::add_port`].
     pub fn set_tenant(
@@ -308,14 +303,12 @@ impl Host {
         self.change(&Edit::Delete(Kind::Tenant, name), save)
     }
 
-    ///
     /// # Errors
     /// The same as for [`Self::add_port`].
     pub fn add_rule(&self, rule: Rule, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::AddRule(&rule), save)
     }
 
-    ///
     /// # Errors
     /// The same as for [`Self::add_port`].
     pub fn del_rule(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
@@ -446,7 +439,7 @@ impl Host {
     }
 
     /// Checks the workers' heartbeats, attaches ports in state `error` again, and lets the cost
-    /// model learn. It must be called a few times a second with a monotonic time.
+    /// model learn. Call this function a few times a second with a monotonic time.
     pub fn tick(&self, now: Nanos) {
         for (id, (reading, _)) in self.core.switch.workers().iter().enumerate() {
             let seen = match lock(&self.core.shared).watches.get_mut(id) {

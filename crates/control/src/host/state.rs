@@ -14,7 +14,6 @@ use super::pricing::Pricing;
 use crate::config::{Attachment, HostConfig, HostSection, Machine};
 use crate::snapshot::Compiler;
 
-/// A running port.
 #[derive(Clone)]
 pub(super) struct LivePort {
     pub(super) id: PortId,

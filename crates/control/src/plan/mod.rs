@@ -149,7 +149,6 @@ pub struct Planner<'a> {
     pub model: Option<&'a Arc<CostModel>>,
     /// Numbers of the ports.
     pub ids: &'a IdTable,
-    /// Number of workers.
     pub workers: usize,
     /// Rate of this machine's time-stamp counter.
     pub tsc: TscRate,

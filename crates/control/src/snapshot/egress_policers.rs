@@ -66,7 +66,6 @@ impl ReceivePolicers {
         })
     }
 
-    /// The policer of a port.
     pub(super) fn of(&self, port: &str) -> Option<Arc<EgressPolicer>> {
         self.ports.get(port).cloned()
     }
@@ -95,7 +94,6 @@ impl SendPolicers {
         Self(config.tenants.iter().filter_map(limited).collect())
     }
 
-    /// The policer of a tenant.
     pub(super) fn of(&self, tenant: &str) -> Option<Arc<EgressPolicer>> {
         self.0.get(tenant).cloned()
     }

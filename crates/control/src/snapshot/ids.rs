@@ -33,13 +33,11 @@ impl IdTable {
         }
     }
 
-    /// A port's number.
     #[must_use]
     pub fn port(&self, name: &str) -> Option<u16> {
         self.ports.get(name).copied()
     }
 
-    /// A tenant's number.
     #[must_use]
     pub fn tenant(&self, name: &str) -> Option<u16> {
         self.tenants.get(name).copied()

@@ -66,7 +66,6 @@ impl IngressPolicers {
         Self { own: own.collect(), links: links.collect() }
     }
 
-    /// The policers of a port.
     pub(super) fn of(&self, port: &str) -> Option<Arc<IngressPolicer>> {
         let part = |link: &WatchedLink| {
             let policer = Arc::clone(link.parts.get(port)?);

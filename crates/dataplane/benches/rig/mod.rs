@@ -144,8 +144,8 @@ impl Guest {
             let i = u64::from(self.next.wrapping_add(i) % SIZE);
             let frame = BUFFERS + i * STRIDE + HEADER_AT + HEADER;
             for line in (0..len as u64).step_by(64) {
-                // The second half of the payload of a short frame, so that its headers stay
-                // unchanged.
+                // The address lies in the second half of a short frame's payload, so that the
+                // headers stay unchanged.
                 let at = frame + line + 48.min(len as u64 - line - 8);
                 if sends {
                     self.write(at, self.next);

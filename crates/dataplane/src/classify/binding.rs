@@ -1,13 +1,14 @@
 //! Source-address binding: the source addresses that a port may use.
 //!
 //! # Problem
-//! A guest that uses the MAC, IP, ARP or ND address of another guest receives its traffic.
+//! A guest that uses the MAC, IP, ARP or ND address of another guest receives the other's traffic.
 //!
 //! # Source
 //! RFC 7039 (SAVI), RFC 5227 (ARP probe), RFC 4861, RFC 4862 (duplicate address detection).
 //!
 //! # Approach
-//! If a list is configured, the port may use no address of that kind outside the list. In addition:
+//! If a list is configured for a kind of address, the port may use no address of that kind outside
+//! the list. In addition:
 //!
 //! - The hardware address of an ARP sender and an ND link-layer option must equal the frame's
 //!   source MAC.

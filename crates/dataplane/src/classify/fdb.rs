@@ -497,7 +497,6 @@ impl Fdb {
         self.lines.len() * WAYS
     }
 
-    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len

@@ -1,14 +1,14 @@
 //! The full path of a frame whose decision is not in the cache.
 //!
 //! The steps are: VLAN admission, the check of the source addresses, reserved groups, rules, and
-//! forwarding by MAC. Forwarding learns the source, looks the destination up, and floods if it is
-//! unknown.
+//! forwarding by MAC. Forwarding learns the source, looks the destination up, and floods the frame
+//! if the destination is unknown.
 //!
 //! A frame that would learn or flood takes one token of its port's slow-path meter. Without a token
 //! its source is not learned, but the frame is still forwarded if its destination is known. If the
-//! domain's part of the FDB has no room for a source, its frames are not flooded, because the
-//! answers would be flooded too. A decision is cached only if the next frame of the flow would get
-//! the same decision.
+//! domain's part of the FDB has no room for a source, frames from this source are not flooded,
+//! because the answers would be flooded too. A decision is cached only if the next frame of the
+//! flow would get the same decision.
 
 use super::cache::{Decision, KEEP_DSCP};
 use super::fdb::{Fdb, Learned};

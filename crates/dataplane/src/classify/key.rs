@@ -119,7 +119,6 @@ impl FlowKey {
         Self(fields.words())
     }
 
-    /// Unpacks the key.
     #[must_use]
     pub fn fields(&self) -> KeyFields {
         let wide = |at: usize| u128::from(self.0[at]) << 64 | u128::from(self.0[at + 1]);

@@ -77,7 +77,6 @@ use policy::Patch;
 use port_state::PortState;
 use signature::Candidates;
 
-/// Parameters of a classifier.
 #[derive(Clone, Copy, Debug)]
 pub struct ClassifierConfig {
     /// Number of slots of the FDB; see [`Fdb::new`].
@@ -452,7 +451,6 @@ impl Classifier {
         self.flush_cache();
     }
 
-    /// Removes all cached decisions.
     pub fn flush_cache(&mut self) {
         self.cache.flush(self.attached);
     }

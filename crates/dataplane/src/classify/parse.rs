@@ -7,9 +7,9 @@
 //! Datapath rules 3 and 4; RFC 791, 826, 1858, 3128.
 //!
 //! # Approach
-//! The parser removes one 802.1Q tag. After that the IP header is at byte 14 of every frame. It
-//! does not read behind another tag of any kind, or behind LLC/SNAP. It reports such a hidden
-//! header, because stations accept these frames as IP all the same (CVE-2021-27853).
+//! The parser removes one 802.1Q tag. After that the IP header is at byte 14 of every frame. The
+//! parser does not read behind another tag of any kind, or behind LLC/SNAP. It reports such a
+//! hidden header, because stations accept these frames as IP all the same (CVE-2021-27853).
 //!
 //! A header that contradicts the frame's length or its own fields, or that cannot be read in full,
 //! is refused. No frame can thus pass a rule on ports with a header that was not read. Examples are

@@ -43,7 +43,6 @@ pub enum RuleTableError {
     /// The match of a rule cannot be compiled.
     #[error("rule {id}")]
     Match {
-        /// Id of the rule.
         id: u32,
         #[source]
         source: MatchError,
@@ -56,13 +55,11 @@ pub enum RuleTableError {
     TooManyMasks {
         /// Number of rules outside the subtables.
         linear: usize,
-        /// Number of subtables.
         subtables: usize,
     },
     /// The table would have more than [`RULES_MAX`] rules.
     #[error("{0} rules are too many; {RULES_MAX} are possible")]
     TooManyRules(usize),
-    /// Two rules have the same id.
     #[error("two rules have id {0}")]
     DuplicateId(u32),
 }

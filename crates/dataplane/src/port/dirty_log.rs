@@ -1,5 +1,5 @@
-//! The dirty log: the pages of a guest that the switch wrote, for a hypervisor that migrates the
-//! guest meanwhile.
+//! The dirty log: the pages of a guest that the switch wrote, for a hypervisor that is migrating
+//! the guest.
 //!
 //! # Problem
 //! While a VM migrates, the hypervisor copies its pages as they change. It cannot see what a device
@@ -17,8 +17,8 @@
 //! page beyond the log is not marked (CVE-2020-10722).
 //!
 //! # Cost
-//! Without a log the cost is one check per burst, whether the ring has anything to record
-//! (`SplitRing::publish`).
+//! Without a log the cost is one check per burst: does the ring have anything to record
+//! (`SplitRing::publish`)?
 
 use core::sync::atomic::Ordering;
 use std::fs::File;

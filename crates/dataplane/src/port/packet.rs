@@ -1,9 +1,9 @@
 //! AF_PACKET ports: all frames of an existing interface (a NIC, a veth).
 //!
-//! The fallback if AF_XDP is refused. Each frame needs a system call. A frame has a virtio-net
-//! header, so that the interface's segmentation and checksum offloads are used. The interface is
-//! put into promiscuous mode, and frames that the port sends are not read back. The kernel removes
-//! VLAN tags from received frames; the port inserts them again.
+//! This port type is the fallback if AF_XDP is refused. Each frame needs a system call. A frame has
+//! a virtio-net header, so that the interface's segmentation and checksum offloads are used. The
+//! interface is put into promiscuous mode, and frames that the port sends are not read back. The
+//! kernel removes VLAN tags from received frames; the port inserts them again.
 #![allow(unsafe_code, reason = "AF_PACKET socket options and messages")]
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -33,12 +33,11 @@ const TAG: usize = 4;
 /// Receive buffer in bytes: some 3 ms at 10 Gbit/s.
 const RECEIVE_BUFFER: libc::c_int = 4 << 20;
 /// Send buffer in bytes. It holds frames that the port sent and the kernel has not transmitted yet.
-/// If a queue behind the interface holds them (a bridge with `tc`), one full queue could make this
-/// port drop the frames of all tenants. Those queues have their own limits, and this buffer is
-/// larger than all of them together.
+/// If queues behind the interface (a bridge with `tc`) filled this buffer, the port would drop the
+/// frames of all tenants. Those queues have their own limits, and this buffer is larger than all of
+/// them together.
 const SEND_BUFFER: libc::c_int = 16 << 20;
 
-/// Parameters of an AF_PACKET port.
 #[derive(Clone, Debug)]
 pub struct PacketConfig {
     /// Name of an existing interface, at most 15 bytes.
@@ -79,7 +78,6 @@ impl Packet {
         Ok((Self { interface, offloads: config.offloads }, vec![Box::new(queue)]))
     }
 
-    /// State of the attachment.
     #[must_use]
     pub fn status(&self) -> AttachStatus {
         let up = self.interface.is_up();

@@ -26,7 +26,6 @@ const TUN_F_CSUM: libc::c_uint = 1;
 const TUN_F_TSO4: libc::c_uint = 2;
 const TUN_F_TSO6: libc::c_uint = 4;
 
-/// Parameters of a TAP port.
 #[derive(Clone, Debug)]
 pub struct TapConfig {
     /// Name of the interface, at most 15 bytes.
@@ -71,7 +70,6 @@ impl Tap {
         Ok((Self { interface, queues: config.queues, offloads: config.offloads }, queues))
     }
 
-    /// State of the attachment.
     #[must_use]
     pub fn status(&self) -> AttachStatus {
         let up = self.interface.is_up();

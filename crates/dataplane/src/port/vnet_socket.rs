@@ -92,9 +92,8 @@ pub(super) fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Whether a large segment would be cut into more frames than the switch's own software would cut.
-/// If the interface leaves the segmentation to the kernel, the kernel does it inside the worker's
-/// system call.
+/// Whether a large segment becomes more frames than the switch itself would cut. If the interface
+/// leaves the segmentation to the kernel, the kernel does it inside the worker's system call.
 pub(super) fn too_many_segments(frame: &Frame) -> bool {
     let o = frame.offload;
     let payload = (frame.len as usize).saturating_sub(usize::from(o.hdr_len));

@@ -92,7 +92,7 @@ fn sent(form: Form, tenant: Option<u16>, ethertype: u16) -> Result<Vec<u8>, u64>
 fn an_inner_tag_does_not_surface_on_a_trunks_native_vlan() {
     for tag in [0x8100_u16, 0x88a8, 0x9100] {
         assert_eq!(sent(Form::Native, Some(1), tag), Err(1), "{tag:#x}");
-        // Behind the VLAN's own tag it is payload.
+        // Behind the VLAN's own tag, the tenant's tag is payload.
         let whole = sent(Form::Tagged, Some(1), tag).unwrap();
         assert_eq!(whole[12..18], [0x81, 0, 0, 100, tag.to_be_bytes()[0], tag.to_be_bytes()[1]]);
     }

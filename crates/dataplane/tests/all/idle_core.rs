@@ -187,7 +187,7 @@ use IngressPolicy::{CyclesMinmax, CyclesStrict};
 const BOTH: [ScheduleKind; 2] = [ScheduleKind::Hbs, ScheduleKind::RoundRobin];
 
 /// Sixteen ports have emptied their buckets and all but one stop sending. While fifteen buckets
-/// fill up, which takes milliseconds, the core belongs to the one.
+/// fill up, which takes milliseconds, the core belongs to the port that still sends.
 #[test]
 fn a_core_never_stands_still_while_a_minmax_port_has_frames() {
     for schedule in BOTH {
@@ -196,7 +196,7 @@ fn a_core_never_stands_still_while_a_minmax_port_has_frames() {
         let all: Vec<usize> = (0..16).collect();
         let idle = |grown: &WorkerReading| grown.cycles_idle;
         assert!(idle(&bed.run(30 * MS, &all)) <= INTERVAL, "all sixteen");
-        // The frames left in their rings are served first.
+        // The frames that the other ports left in their rings are served first.
         bed.run(2 * MS, &[0]);
         for alone in [0, 7] {
             let grown = bed.run(20 * MS, &[alone]);

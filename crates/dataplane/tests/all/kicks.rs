@@ -90,8 +90,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// Three ports; `wants` says which of their drivers sleep: for frames they receive, for frames
-    /// they sent.
+    /// Creates three ports. `wants` says for each port's driver whether it wants notifications of
+    /// received frames and of taken frames.
     fn new(wants: [[bool; 2]; 3]) -> Self {
         let core = Core::default();
         let tsc = TscRate::from_hz(2_000_000_000);
@@ -176,6 +176,6 @@ fn several_senders_share_a_kick_by_their_frames() {
 fn a_driver_that_wants_notifications_of_its_own_frames_pays_for_them() {
     let mut bed = Bed::new([[false, true], POLLS, POLLS]);
     assert_eq!(bed.cost(&[(0, 1, 8)]), [BATCH + KICK, 0, 0]);
-    // Frames that another port sends to it at the same time do not change this.
+    // Frames that another port sends to port 0 at the same time do not change the charge.
     assert_eq!(bed.cost(&[(0, 1, 8), (1, 0, 8)]), [BATCH + KICK, BATCH, 0]);
 }

@@ -95,7 +95,8 @@ impl Shared {
         outside.into_iter().all(|at| self.file_word(at).load(Ordering::Relaxed) == fence)
     }
 
-    /// A split ring's index advances like an honest driver's; the entries that it covers do not.
+    /// Advances a split ring's index, as an honest driver does. The entries below the index are
+    /// random.
     fn offer(&self, packed: bool, chains: u16) {
         if !packed {
             let index = self.half(AVAILABLE + 2);

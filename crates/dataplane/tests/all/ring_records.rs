@@ -1,5 +1,5 @@
 //! Records of a split ring: chains in flight for its successor, and written pages for a migration.
-//! Also its move from one memory map to another.
+//! The tests also move the ring from one memory map to another.
 #![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
 
 use std::fs::File;
@@ -202,7 +202,7 @@ fn chains_that_another_program_left_in_flight_are_resubmitted_first_in_its_order
     ring.track(region.split(0, SIZE).unwrap());
     assert!(ring.has_waiting());
     assert_eq!(take(&mut ring), [0, 2, 3, 6, 7]);
-    // Killed before it returned them, and again after.
+    // The successor is killed before it returns the chains, and again afterwards.
     let mut ring = guest.ring(true);
     ring.track(region.split(0, SIZE).unwrap());
     assert_eq!(take(&mut ring), [0, 2, 3, 6, 7]);
@@ -236,7 +236,7 @@ fn a_frame_larger_than_what_was_left_in_flight_goes_on_into_new_buffers() {
     ring.track(region.split(0, SIZE).unwrap());
     let frame: Vec<u8> = (0..=255).cycle().take(500).collect();
     assert_eq!(give(&mut ring, &frame).frames, 1);
-    // A part of the resubmission is returned in one burst with what follows it.
+    // Some resubmitted chains are returned in one burst with the chains that follow them.
     assert_eq!(marks(&file), 2);
     ring.publish();
     assert_eq!(guest.used_heads(), [1, 0, 2, 3, 4, 5]);

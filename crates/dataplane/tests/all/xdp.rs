@@ -1,4 +1,5 @@
-//! An AF_XDP port on one end of a veth, a packet socket on the other. Needs root; skipped without.
+//! Tests of an AF_XDP port on one end of a veth, with a packet socket on the other. They need root,
+//! and are skipped without it.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values, and patterns that wrap")]
 

@@ -39,10 +39,10 @@ use penstock_guest::load::Rate;
 const INTERVAL: Duration = Duration::from_millis(10);
 /// Seconds of the measurement of the maximum, and of the warm-up before it.
 const MAX_SECS: f64 = 1.0;
-/// Number of trials at one rate if trials have losses while the worker or the generator waits for a
-/// core.
+/// Maximum number of trials at one rate. A trial is repeated if it has losses and the worker or the
+/// generator waited for a core.
 const AGAIN: usize = 3;
-/// Relative width of a searched rate.
+/// Relative width at which the search for a rate ends.
 const WIDTH: f64 = 0.005;
 /// The goals: loss ratio and name.
 const GOALS: [(f64, &str); 2] = [(0.0, "ndr"), (0.005, "pdr-0.5%")];
@@ -51,7 +51,6 @@ const MARKED_MOST: f64 = 1.0;
 /// Limit on marked or lossy intervals that are listed one by one.
 const LISTED: usize = 1000;
 
-/// One interval of the soak.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Interval {
     at_secs: f64,
@@ -61,26 +60,25 @@ struct Interval {
     gap_ns: u64,
 }
 
-/// Results of the soak.
 #[derive(Debug, Clone, Default)]
 struct Soak {
     intervals: u64,
     marked: u64,
     lost: u64,
     lost_unmarked: u64,
-    /// Marked intervals, and those with losses.
+    /// Intervals that are marked or have losses, each with whether it is marked.
     listed: Vec<(Interval, bool)>,
 }
 
 /// Distinguishes marked intervals from others.
 #[derive(Debug)]
 struct Marker {
-    /// Longest time for which worker or generator may be away.
+    /// Longest time, in nanoseconds, for which worker or generator may be away.
     limit_ns: u64,
-    /// Whether one of them was away in the interval before the pending one.
+    /// Whether worker or generator was away in the interval before the pending one.
     before: bool,
-    /// The last interval, and whether worker or generator was away. It is judged when the next one
-    /// is known.
+    /// The pending interval, and whether worker or generator was away in it. The interval is judged
+    /// when the next one is known.
     waiting: Option<(Interval, bool)>,
     last: Paced,
     last_worker_ns: u64,
@@ -93,7 +91,7 @@ impl Marker {
         Self { limit_ns, before: false, waiting: None, last, last_worker_ns: worker_ns, soak }
     }
 
-    /// Takes the counters at the end of an interval.
+    /// Records the counters at the end of an interval, and judges the interval before it.
     fn see(&mut self, at_secs: f64, now: Paced, worker_ns: u64) {
         let interval = Interval {
             at_secs,
@@ -132,8 +130,6 @@ impl Marker {
     }
 }
 
-/// Runs the benchmark.
-///
 /// # Errors
 ///
 /// Fails if a switch cannot be started or fails. A missed bar is no error.
@@ -235,7 +231,7 @@ fn one_switch(
     Ok(())
 }
 
-/// Time that half a ring lasts at `rate`.
+/// Time in which `rate` frames per second fill half a ring, in nanoseconds.
 fn limit_ns(ring: u16, rate: f64) -> u64 {
     let secs = f64::from(ring) / 2.0 / rate.max(1.0);
     penstock_guest::clock::nanos(Duration::try_from_secs_f64(secs).unwrap_or(INTERVAL))

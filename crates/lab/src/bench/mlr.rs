@@ -31,10 +31,8 @@
 
 use crate::rig::stats::to_f64;
 
-/// Result of a trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Trial {
-    /// Frames offered.
     pub offered: u64,
     /// Frames that did not arrive, including those that the ring refused.
     pub lost: u64,
@@ -70,7 +68,6 @@ pub(crate) struct Search {
 pub(crate) struct Found {
     /// The rate, in frames per second. 0: not even the lowest rate met the goal.
     pub rate: f64,
-    /// Trials made.
     pub trials: u32,
     /// Whether the rate was confirmed. If not, the search ran out of time.
     pub confirmed: bool,

@@ -2,14 +2,14 @@
 //!
 //! # Problem
 //!
-//! A number for one switch on one machine in one minute says little. The machine's state changes it
-//! by more than most code changes do.
+//! A number for one switch on one machine in one minute says little. The machine's state changes
+//! the number by more than most code changes do.
 //!
 //! # Approach
 //!
 //! Every claim is a ratio within one run: the same generator, sockets, rings and load, and switches
 //! that take turns (A B A B). The report has medians with their spread. It also has the conditions
-//! that would make them wrong: waits for a core, a generator at its limit, and lost frames.
+//! that would make the medians wrong: waits for a core, a generator at its limit, and lost frames.
 //!
 //! # Source
 //!

@@ -22,17 +22,15 @@ pub struct Row {
     pub case: String,
     /// Frame size in bytes, FCS included, or `imix`. `null` if frames have no single size.
     pub size: Value,
-    /// Number of flows.
     pub flows: u32,
     /// The switch that was measured.
     pub subject: String,
     /// Frames that arrived, in millions per second.
     pub mpps: Option<f64>,
-    /// Bits of these frames, FCS included, in thousand millions per second.
+    /// Bits of the frames that arrived, FCS included, in thousand millions per second.
     pub gbps: Option<f64>,
     /// Cycles of the worker's turns that moved frames, divided by the frames.
     pub cycles_per_packet: Option<f64>,
-    /// Number of runs.
     pub runs: usize,
     /// The smallest run.
     pub min: f64,

@@ -3,8 +3,8 @@
 //! # Approach
 //!
 //! The generator gives the switch one frame, reads the time-stamp counter, and polls the other VM
-//! until the frame is there. This is one way through the switch, and both time stamps come from one
-//! core. The next frame follows at once. Both workers poll without pause, unless
+//! until the frame is there. The measured time is one way through the switch, and both time stamps
+//! come from one core. The next frame follows at once. Both workers poll without pause, unless
 //! `--idle-backoff-us` sets a pause for Penstock's worker.
 
 use std::time::Duration;
@@ -42,8 +42,6 @@ impl Timed for Latencies {
     }
 }
 
-/// Runs the benchmark.
-///
 /// # Errors
 ///
 /// Fails if a switch cannot be started or fails. A missed bar is no error.

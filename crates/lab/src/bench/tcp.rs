@@ -27,13 +27,13 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{Guard, Ward};
 use penstock_guest::bed::process::{Daemon, ask, await_some};
 
-/// Longest time until TCP passes. OVS connects once a second, and a NIC is found by ARP.
+/// Time limit until TCP passes. OVS tries to connect once a second, and ARP must find each NIC.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// A switch with two namespaces behind its ports.
 #[derive(Debug)]
 struct Linked {
-    // The programs behind the switch end before the switch.
+    // Fields are dropped in this order, so the programs behind the switch end before the switch.
     server: Option<Daemon>,
     endpoint: Option<Daemon>,
     subject: Box<dyn Switch>,
@@ -146,7 +146,7 @@ impl Linked {
 
     fn sample(&mut self, bed: &Bed, streams: u32, secs: u32) -> anyhow::Result<Sample> {
         self.subject.resume()?;
-        // TCP notices the pause and needs time to find its rate again.
+        // The switch was stopped until now, and TCP needs time to find its rate again.
         self.transfer(bed, VM_B, streams, 1)?;
         self.subject.mark()?;
         let (secs, bytes, retransmits) = self.transfer(bed, VM_B, streams, secs)?;
@@ -170,8 +170,6 @@ fn received(json: &str) -> anyhow::Result<(f64, u64, f64)> {
     Ok((secs, bytes, retransmits))
 }
 
-/// Runs the benchmark.
-///
 /// # Errors
 ///
 /// Fails if a switch or an endpoint cannot be started or fails. A missed bar is no error.

@@ -4,7 +4,7 @@
 //!
 //! Runs of Penstock and of the peer alternate (A B A B), with the same load on the same kind of
 //! sockets. Cycles per frame are the cycles of the worker's turns that moved frames, divided by the
-//! frames that they moved. They are read while no frame is under way.
+//! frames that they moved. Both counters are read while no frame is under way.
 
 use anyhow::ensure;
 
@@ -26,15 +26,15 @@ use penstock_guest::load::Rate;
 const WARM_UP_SECS: f64 = 0.2;
 /// If the worker is busy for this percentage of a window, it is the bottleneck.
 const SATURATED_PERCENT: f64 = 95.0;
-/// Name of Penstock without metering and classes. Penstock with them is compared with it.
+/// Name of the variant without metering and classes. Penstock with both is compared with this
+/// variant.
 const PLAIN: &str = "penstock-plain";
-/// Name of Penstock with an output queue in the order of arrival. Penstock with shares is compared
-/// with it.
+/// Name of the variant with an output queue in the order of arrival. Penstock with shares is
+/// compared with this variant.
 const FIFO: &str = "penstock-fifo";
 /// The frequency at which the absolute bar is stated.
 const BAR_HZ: f64 = 2.0e9;
 
-/// The load of a case.
 #[derive(Debug, Clone)]
 struct Load {
     case: Case,
@@ -70,8 +70,6 @@ fn sample(bed: &Bed, switch: &mut Rig, load: &Load, secs: f64) -> anyhow::Result
     Ok(sample)
 }
 
-/// Runs the benchmark.
-///
 /// # Errors
 ///
 /// Fails if a switch cannot be started or fails. A missed bar is no error.
@@ -207,7 +205,7 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Rig], samples: &[Vec<S
     report.rows.append(&mut rows);
 }
 
-/// Bar of Penstock's rate with metering and classes, divided by its rate without them.
+/// Bar for the ratio of Penstock's rate with metering and classes to its rate without them.
 fn plain_bar(load: &Load) -> Bar {
     match load.sizes.name.as_str() {
         "64" => Bar::AtLeast(0.97),
@@ -216,7 +214,7 @@ fn plain_bar(load: &Load) -> Bar {
     }
 }
 
-/// Bar of the peer's cycles divided by Penstock's cycles.
+/// Bar for the ratio of the peer's cycles to Penstock's cycles.
 fn relative_bar(load: &Load) -> Bar {
     let full = load.rate == Rate::Max && !load.outside;
     match (load.case, load.sizes.name.as_str(), load.flows) {

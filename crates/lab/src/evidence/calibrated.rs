@@ -9,7 +9,7 @@
 //!
 //! Each such number is a [`Parameter`] of its figure. The result's `platform` lists the numbers as
 //! `calibrated`. Tables, pictures, the report and `docs/internals/figures.md` call the figure
-//! "calibrated". The figure also shows the other readings, without a band.
+//! "calibrated". The figure also shows the results of other readings of the paper, without a band.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub struct Parameter {
     pub parameter: String,
     /// Outcome to which the number was fitted.
     pub fitted_to: String,
-    /// Other readings that the figure shows.
+    /// Other readings of the paper that the figure shows.
     pub beside: String,
 }
 

@@ -57,7 +57,6 @@ impl Claim {
         Self::new(id, statement, "1 = yes").published(1.0).at_least(1.0).measured(measured)
     }
 
-    /// Sets the published value.
     #[must_use]
     pub fn published(mut self, value: f64) -> Self {
         self.published = Some(value);
@@ -126,7 +125,6 @@ impl Claim {
         self.low.is_none_or(above) && self.high.is_none_or(below)
     }
 
-    /// The band as text.
     #[must_use]
     pub fn band(&self) -> String {
         band(self.low, self.high, self.open)

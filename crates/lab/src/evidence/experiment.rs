@@ -75,7 +75,6 @@ impl Experiment {
         if record.calibrated().is_empty() { picture } else { picture.noted("calibrated") }
     }
 
-    /// The modes that the experiment supports.
     #[must_use]
     pub fn modes(&self) -> Vec<Mode> {
         [Mode::Sim, Mode::Live].into_iter().filter(|m| self.run_of(*m).is_some()).collect()
@@ -99,7 +98,6 @@ pub struct LiveArgs {
     pub bed: BedArgs,
 }
 
-/// The context of a run.
 #[derive(Debug)]
 pub struct Context<'a> {
     pub experiment: &'static str,
@@ -110,14 +108,14 @@ pub struct Context<'a> {
     pub live: &'a LiveArgs,
     /// Directory for results that do not fit into JSON, picture and CSV.
     pub out: Option<&'a Path>,
-    /// Part to which phases of simulated figures are shortened. See [`Self::scaled`].
+    /// Fraction to which phases of simulated figures are shortened. See [`Self::scaled`].
     pub part: f64,
     guard: Option<&'a Guard>,
     started: Instant,
     said: Cell<Option<Instant>>,
 }
 
-/// Runs that are shorter do not report their progress.
+/// Runs shorter than this do not report their progress.
 const SILENT_FOR: Duration = Duration::from_secs(2);
 
 impl<'a> Context<'a> {

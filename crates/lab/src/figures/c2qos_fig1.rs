@@ -29,8 +29,9 @@
 //!
 //! The paper does not print this size. 3.0 M frames/s of 64 B leave a tenth of our core idle. That
 //! is more than VM1's look-ups take, so no VM would lose anything. The paper's VM2 loses at once,
-//! so its core was sold out. [`SOLD_OUT`] is the largest size at which the table forwards the sold
-//! rates (99.5 % of the core). At that size VM2 pays for every look-up, and for nothing else.
+//! so its core was sold out. [`SOLD_OUT`] is the largest size at which a core with the costs of
+//! [`super::paper_platform`] forwards the sold rates (99.5 % of the core). At that size VM2 loses
+//! the cycles of all look-ups, and no others.
 //!
 //! # Calibration
 //!
@@ -106,7 +107,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let frames = [mpps(0.6, SOLD_OUT)?, mpps(2.4, SOLD_OUT)?];
     let size = (
         Traffic::paced(512, bits[0].frames()),
-        // This rate takes the same bits on the wire.
+        // At this rate, 64 B frames take as many bits on the wire as VM1's frames before the event.
         Traffic::paced(64, 2e9 * payload(64) / 512.0),
     );
     let flows = flow_event(SOLD_OUT, &frames);

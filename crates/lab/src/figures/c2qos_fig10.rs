@@ -19,8 +19,8 @@
 //! "At the maximum" is a ring that is always full. Under `bps`, the switch takes frames above the
 //! limit from the ring, pays for their ingress, and drops them. That is why VM3, which has a low
 //! limit, costs as much as VM2. It is also why VM1 gains when VM3's frames shrink (the text's
-//! "interesting thing"). From the table it follows that VM2 and VM4 take 20 % of the core each, as
-//! printed.
+//! "interesting thing"). From the costs of [`super::paper_platform`] it follows that VM2 and VM4
+//! take 20 % of the core each, as printed.
 //!
 //! # Latency
 //!

@@ -37,10 +37,10 @@
 //! the worst load for others that a VM may send within its purchase.
 //!
 //! `classes_over_bound` compares p99.9 of (c) and (d) with the bound that `penstock explain`
-//! computes. Both use the same function, with the seller's model. Only (d) shows how tight the
-//! bound is: in (c) the bound allows for bursts six times as large as those sent. The measurement
-//! includes the link; the bound does not. The uplink is in the last class. It has no bucket, so in
-//! a higher class it would leave the classes below it without a bound.
+//! computes. The figure and the command use the same function, with the seller's model. Only (d)
+//! shows how tight the bound is: in (c) the bound allows for bursts six times as large as those
+//! sent. The measurement includes the link; the bound does not. The uplink is in the last class. It
+//! has no bucket, so in a higher class it would leave the classes below it without a bound.
 
 use penstock_sim::testbed::{Pace, Traffic};
 use penstock_units::Nanos;
@@ -209,7 +209,8 @@ impl Found {
 const SAMPLES: u64 = 3_000;
 /// Time at which VMs stop sending at their maximum: some refills before the warm-up ends.
 const GREEDY_UNTIL: Nanos = Nanos(WARM_UP.0 - 500_000_000);
-/// Share of a bucket's burst that (d) sends. Batches cost up to 5 % more than the mean.
+/// Share of a bucket's burst that (d) sends. The rest is a margin, because batches cost up to 5 %
+/// more than the mean.
 const OF_BURST: f64 = 0.95;
 
 /// Measures the latencies of panel (c) or (d).

@@ -44,7 +44,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
 const SIZE: u16 = 384;
-/// Time for which each VM measures. It is quiet for [`QUIET`] before, while its ring drains.
+/// Time for which each VM measures. Before its turn the VM is quiet for [`QUIET`], while its ring
+/// drains.
 const TURN: Nanos = Nanos::from_millis(50);
 const QUIET: Nanos = Nanos::from_millis(10);
 

@@ -27,11 +27,11 @@
 //! ([`super::paper_platform::statements`]). A straight line through ingress by size gives the
 //! cycles of ingress per frame and per byte.
 //!
-//! The true cost of a frame in the simulation is that module's table with noise. So the result says
-//! two things: the worker charges, samples and tells flows apart correctly, and the table agrees
-//! with the paper. It says nothing about the paper's machine that the paper does not say. The cell
-//! of many flows is calibrated. Its other reading is
-//! `classification_multiple_over_single_factor_1_67`.
+//! The true cost of a frame in the simulation is the table of [`super::paper_platform`] with noise.
+//! So the result says two things: the worker charges, samples and tells flows apart correctly, and
+//! the table agrees with the paper. It says nothing about the paper's machine that the paper does
+//! not say. The table's cell for many flows is calibrated. The result of the cell's other reading
+//! is `classification_multiple_over_single_factor_1_67`.
 //!
 //! # Approach: live
 //!
@@ -39,8 +39,8 @@
 //! generator behind vhost-user ports. The numbers are the worker's own counters: cycles of turns
 //! that moved frames, and stages from every 64th batch. The paced rate varies from a fifth of the
 //! rate that one core forwards to nearly that rate. Sizes and flows vary at full rate, so that
-//! batches are full, and are drawn as if at 10^5 frames/s. Many flows are 100,000, of which the
-//! cache holds 8,192.
+//! batches are full. Their results are drawn as if at 10^5 frames/s. Many flows are 100,000, of
+//! which the cache holds 8,192.
 //!
 //! # Departures
 //!
@@ -70,7 +70,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 const STAGES: [&str; 3] = ["ingress", "classification", "egress"];
 /// Frames a second of panels (b) and (c).
 const RATE: f64 = paper::RATE;
-/// Time for one load: of the stages, which see one batch in 64, and of all batches.
+/// Measurement times of one load: for the stages, which come from one batch in 64, and for all
+/// batches.
 const STAGES_FOR: Nanos = Nanos::from_secs(2);
 const CHARGED_FOR: Nanos = Nanos::from_millis(500);
 

@@ -14,13 +14,15 @@
 //! # Approach
 //!
 //! In `sim` the production worker runs in the testbed: 1 to 16 VMs, one or two workers, and all VMs
-//! at a pace. A factor is the cycles charged for a frame over those of one VM alone
-//! ([`super::paper_counters`]). The simulated core's costs are multiplied by the paper's factors
-//! ([`super::paper_platform`]). If the same factors come out again, each port is charged its own
-//! batches and nothing else. This includes two workers that hand each other tokens and frames.
+//! at a pace. A factor is the cycles charged for a frame, divided by the cycles charged with one VM
+//! alone ([`super::paper_counters`]). The simulated core's costs are multiplied by the paper's
+//! factors ([`super::paper_platform`]). If the same factors come out again, each port is charged
+//! its own batches and nothing else. Two workers that hand each other tokens and frames are tested
+//! in the same way.
 //!
-//! Between 1 and 4 VMs the factor is linear. Beyond 4 the paper says only that it grows much below
-//! 8 and stays from 10 on. The curve's end is drawn from that sentence, and no claim uses it.
+//! Between 1 and 4 VMs the factor is linear. Beyond 4 the paper says only that the factor grows
+//! much below 8 and stays constant from 10 on. The curve's end is drawn from that statement, and no
+//! claim uses it.
 //!
 //! In `live` the figure measures the factor of more VMs on this machine with its spread
 //! (`crate::live::many`).
@@ -28,9 +30,9 @@
 //! # Calibration
 //!
 //! The factors are the figure's outcome and also the simulated core's input. So the claims test the
-//! worker's accounting and say nothing about the paper's machine. One more number tests the text's
-//! cause, "mainly due to the increase of C_ingress". If another node made ingress alone more
-//! expensive, so that 1500 B cost 1.4 times as much, 64 B would cost less than that
+//! worker's accounting and say nothing about the paper's machine. One more number tests the cause
+//! that the paper gives, "mainly due to the increase of C_ingress". If another node made ingress
+//! alone more expensive, so that 1500 B cost 1.4 times as much, 64 B would cost less than that
 //! (`remote_node_64_if_ingress_alone`).
 //!
 //! # Departures

@@ -14,13 +14,13 @@
 //! The figure prints 0.2 + 0.16 and 0.4 + 0.32 G; its text has a core of 2.2 G with 1 G idle.
 //! Sharing 1 G by these weights gives 0.1667 and 0.3333, but the printed numbers share 0.96 G. Both
 //! are right for a core of which 2.16 G can be sold: the loop itself keeps 40 M cycles/s, 1.8 %. So
-//! the claims set `capacity` to 2.16 G, which calibrates them. The core without it (0.3667, 0.7333)
-//! is also shown, without a band (`_of_2_2`).
+//! the claims set `capacity` to 2.16 G, which calibrates them. The results without this setting
+//! (0.3667, 0.7333) are also shown, without a band (`_of_2_2`).
 //!
 //! # Approach
 //!
-//! The production worker runs in the testbed ([`super::paper_testbed`]) with `capacity` set, its
-//! buckets and its turns. Four VMs send 512 B frames at their maximum, at the paper's cost
+//! The production worker runs in the testbed ([`super::paper_testbed`]) with its own buckets and
+//! turns, and with `capacity` set. Four VMs send 512 B frames at their maximum, at the paper's cost
 //! ([`super::paper_platform`]) with noise. With larger frames the shared cycles would fill the
 //! link. A VM's use is read from the worker's counters of its port, where its batches are charged.
 //! For two seconds all four VMs are backlogged. Then VM2 sleeps, then VM4 as well, and the others
@@ -45,11 +45,11 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Purchase of each VM: Gbit/s, which is its weight, and the same in G cycles/s.
+/// Purchase of each VM: in Gbit/s, which is also its weight, and in G cycles/s.
 const VMS: [(f64, f64); 4] = [(1.0, 0.2), (1.0, 0.2), (2.0, 0.4), (2.0, 0.4)];
 /// Size of a frame in bytes.
 const SIZE: u16 = 512;
-/// G cycles/s that can be sold so that the figure's numbers follow.
+/// Saleable G cycles/s from which the figure's numbers follow.
 const SALEABLE: f64 = 2.16;
 const CORE: f64 = 2.2;
 /// Length of a phase, and the start of each phase that is not counted.

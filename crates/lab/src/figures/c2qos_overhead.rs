@@ -13,11 +13,11 @@
 //! # Approach: cost
 //!
 //! The cost is always measured on this machine, with the buckets and the schedule of the data path
-//! ([`super::core_loop`]). It consists of a decision, a charge, and refills as often as they occur
-//! at the interval. The TSC times each turn, and the read's own cost is subtracted. Between two
-//! turns 48 KiB are copied through 8 MiB. This has the same effect on the caches as a batch of 32 ×
-//! 1518 B. The cost is the weighted sum of the median turn with a refill and the median turn
-//! without one. The weights are their frequencies.
+//! ([`super::core_loop`]). It consists of a decision, a charge, and refills, whose frequency
+//! depends on the interval. The TSC times each turn, and the read's own cost is subtracted. Between
+//! two turns 48 KiB are copied through 8 MiB. This has the same effect on the caches as a batch of
+//! 32 × 1518 B. The cost is the weighted sum of the median turn with a refill and the median turn
+//! without one. The weights are the frequencies of these turns.
 //!
 //! The cost is shown as a share of a batch of 32 × 1518 B. In `sim` such a batch has the paper's
 //! cost for that many VMs ([`super::paper_platform`]). In `live` the batch has the cost of such
@@ -63,7 +63,7 @@ const CONFIGURED: u32 = 1000;
 const REFILL_US: u64 = 50;
 const INTERVALS_US: [u64; 7] = [10, 20, 50, 100, 200, 500, 1000];
 const VMS: [u32; 7] = [1, 4, 16, 28, 256, 1024, 4096];
-/// Batches of one timing, and timings of which the median counts.
+/// Number of batches in one timing, and number of timings. The median of the timings counts.
 const BATCHES: u32 = 4_000;
 const ROUNDS: u32 = 9;
 /// Frames of a batch and their size in bytes.
@@ -193,8 +193,8 @@ impl Timer {
         while switch.now() < paper::HZ / 5 {
             switch.turn(|_| batch);
         }
-        // Turns with a refill and without one are timed apart. The median of each excludes
-        // other programs that run on this machine at the moment.
+        // Turns with a refill and without one are timed apart. The median of each excludes turns
+        // that other programs on this machine delay.
         let mut took = [Vec::new(), Vec::new()];
         for _ in 0..BATCHES {
             self.copy_a_batch();

@@ -25,9 +25,9 @@
 //! draining if queues change hands. The first interval is cold: no tenant has queues, and every
 //! host gets a plan.
 //!
-//! Then 1,000 of these agents leave. As many real host agents connect over gRPC on loopback,
+//! Then the agents of 1,000 hosts leave. As many real host agents connect over gRPC on loopback,
 //! without encryption, from threads outside that processor. They report once a second. Five
-//! intervals of two seconds are closed with them and the others.
+//! intervals of two seconds are closed with these and the remaining agents.
 //!
 //! # Comparison
 //!

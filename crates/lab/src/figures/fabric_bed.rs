@@ -2,16 +2,17 @@
 //!
 //! # Approach
 //!
-//! Switches are [`SimSwitch`]es. An agent is a session in the controller's registry, which reports
-//! and answers as a connected agent does. Registry, leader and store are not simulated; they are
-//! the service's own. An agent with a real connection may take the place of a simulated one
-//! ([`Bed::leave_to_others`]).
+//! Switches are [`SimSwitch`]es. An agent is a session in the controller's registry. The session
+//! reports and answers as a connected agent does. Registry, leader and store are not simulated;
+//! they are the service's own. An agent with a real connection may take the place of a simulated
+//! one ([`Bed::leave_to_others`]).
 //!
 //! # Load
 //!
 //! A tenant is active or idle. Before each interval one tenant in [`TURNS`] changes its state. In
 //! each interval every host reports a random amount for each of its active tenants. The amount is
-//! at most twice the guarantee of the tenant's VMs there. Hosts report nothing of idle tenants.
+//! at most twice the guarantee of the tenant's VMs on that host. Hosts report nothing about idle
+//! tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -58,7 +59,7 @@ pub(super) struct Bed {
     tenants: Vec<String>,
     idle: BTreeSet<String>,
     reports: u64,
-    /// Time in which the leader read the store and brought the switches to that state.
+    /// Time in which the leader read the store and configured the switches accordingly.
     pub(super) took_over: Duration,
 }
 
@@ -190,7 +191,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Tells the leader about new sessions. Their hosts get their state with the next interval.
+    /// Notifies the leader of new sessions. The next interval sends their hosts the state.
     pub(super) fn welcome(&mut self) {
         for host in self.registry.take_arrivals() {
             self.leader.host_came(&host);

@@ -17,7 +17,7 @@
 //!
 //! # Cost
 //!
-//! The link takes a frame's bytes by its rate. Nothing else costs time.
+//! A frame occupies the link for its bytes divided by the link's rate. Nothing else takes time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -30,7 +30,7 @@ use penstock_units::{BitsPerSecond, Nanos, Weight};
 pub(super) const WINDOW: u32 = 44;
 /// Bytes of a frame: an MTU and Ethernet's header.
 pub(super) const FRAME: u32 = 1_514;
-/// Least time from a frame's departure to the next frame of its flow; the most is twice that.
+/// Shortest time from a frame's departure to the next frame of its flow. The longest is twice that.
 pub(super) const BACK: Nanos = Nanos::from_micros(200);
 
 /// A client: its weight, and the number of flows of each of its VMs.
@@ -132,7 +132,7 @@ impl Line {
         }
     }
 
-    /// Takes frames out of a VM's ring until there is no more room.
+    /// Takes frames out of a VM's ring until `fair` accepts no more.
     fn take(fair: &mut FairShare<u32>, ring: &mut VecDeque<u32>, vm: usize, now: Nanos) {
         while let Some(flow) = ring.front() {
             if fair.offer(vm, *flow, FRAME, now) != Offer::Queued {

@@ -11,10 +11,10 @@
 //! # Approach
 //!
 //! `settle_intervals` measures how soon the window settles. A VM that always has frames (64 to
-//! 1,514 bytes, by the seed) has a limit of 2 Mbit/s. It starts with a window four times too slow,
-//! and then with one four times too fast. The value counts the intervals of 1 s until all later
-//! intervals are settled. A settled interval has a rate within 2 % of the limit and a window that
-//! contains the limit. The worse of both runs counts.
+//! 1,514 bytes, by the seed) has a limit of 2 Mbit/s. In one run the first window is four times too
+//! slow, and in the other four times too fast. The value counts the intervals of 1 s until all
+//! later intervals are settled. A settled interval has a rate within 2 % of the limit and a window
+//! that contains the limit. The worse of both runs counts.
 //!
 //! `spacing_outside_window` counts departures after the first 10 s that are earlier or later than
 //! the window allows. It covers the two runs above, and runs at 256 kbit/s, 8 Mbit/s and (in

@@ -17,7 +17,7 @@
 //!
 //! The figure compares RFC 3550's J as the packets leave the machine, as a mean over 60 s. J grows
 //! with the wait, and at 40 ms it is at least five times as great as at 1 ms. The paper prints no
-//! values. The issue defines the band.
+//! values. The figure's requirements define the band.
 
 use penstock_sim::vcpu::Idle;
 use penstock_units::Nanos;

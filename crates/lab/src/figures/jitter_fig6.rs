@@ -26,7 +26,7 @@
 //! RFC 3550's J is shown without a band, because it averages over sixteen differences. With a
 //! packet each 5.5 ms, a pause of 60 ms adds two times 60 ms to a sum of perhaps hundreds of
 //! differences. The mean of J thus stays below 11 ms, however long VMs pause. The paper does not
-//! say which of Wireshark's numbers it draws. The issue defines the bands.
+//! say which of Wireshark's numbers it draws. The figure's requirements define the bands.
 //!
 //! # Departures
 //!

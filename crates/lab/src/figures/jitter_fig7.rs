@@ -49,7 +49,7 @@ const DEADLINES_MS: [u32; 3] = [3, 5, 8];
 /// Number of sets that the seed draws.
 const SETS: u64 = 20;
 
-/// Answer times of each VM in ms. The first VMs have these deadlines. The other VMs have no
+/// Answer times of each VM in ms. The first VMs have the given `deadlines`. The other VMs have no
 /// deadline and receive no ping.
 fn pinged(
     ctx: &Context<'_>,
@@ -111,8 +111,8 @@ fn xen(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How far answers in drawn sets exceed their VM's deadline at most, and the number of admitted
-/// sets.
+/// Largest time by which an answer in a drawn set exceeds its VM's deadline, and the number of
+/// admitted sets.
 fn drawn(ctx: &Context<'_>) -> anyhow::Result<(f64, u32)> {
     let mut rng = Rng::new(ctx.seed).fork(12);
     let (mut over, mut sets) = (f64::NEG_INFINITY, 0);

@@ -16,8 +16,8 @@
 //!
 //! The figure compares RFC 3550's J, as a mean over the received stream of 60 s
 //! ([`penstock_qos::delay::Jitter`]). The value is the token bucket's J divided by smoothing's. The
-//! paper prints no values. The issue defines the band. In the live run, `live/rtp.rs`, the same
-//! packets are due at the same times.
+//! paper prints no values. The figure's requirements define the band. In the live run,
+//! `live/rtp.rs`, the same packets are due at the same times.
 
 use penstock_units::Nanos;
 

@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! With a token bucket, an answer begins at once or up to 50 ms later. This depends on its position
-//! in the refill period.
+//! With a token bucket, an answer begins at once or up to 50 ms later. The delay depends on when in
+//! the refill period the answer is ready.
 //!
 //! # Source
 //!
@@ -23,7 +23,7 @@
 //! from the request's last byte to the answer's first.
 //!
 //! The figure compares the standard deviation of the waiting time: the token bucket's divided by
-//! smoothing's. The paper prints no values. The issue defines the band.
+//! smoothing's. The paper prints no values. The figure's requirements define the band.
 
 use penstock_sim::Rng;
 use penstock_units::Nanos;

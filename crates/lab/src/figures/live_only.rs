@@ -14,7 +14,7 @@ const fn live(
     Experiment { name, source, about, sim: None, live: Some(run), picture }
 }
 
-/// Measurements that `make demo` shows. It runs only by name and is not a part of `all`.
+/// Measurements that `make demo` shows. The demo runs only by name and is not a part of `all`.
 pub const DEMO: Experiment = live(
     "demo",
     "C2QoS §II-B, Fig. 1",
@@ -50,7 +50,7 @@ pub const VCPU_WAKEUP_LONG: Experiment = live(
     live::vcpu_wakeup_picture,
 );
 
-/// Measurements that `make fabric-demo` shows. It also runs only by name.
+/// Measurements that `make fabric-demo` shows. This demo also runs only by name.
 pub const FABRIC_DEMO: Experiment = live(
     "fabric-demo",
     "QShare §VII-A",

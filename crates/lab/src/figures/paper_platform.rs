@@ -42,16 +42,16 @@
 //! 3. (C(1024) - C(64)) / 960. Only ingress copies bytes (§III-B).
 //! 4. Ingress of 1500 B is "more than twice" that of 64 B (§III-B). The cell is the middle of 2 to
 //!    3 times.
-//! 5. Classification and egress are the other 250. The paper does not say how they divide it. We
-//!    measured OVS-DPDK 3.1 beside our switch. There, looking up one flow is 27 % of a 64 B frame:
-//!    343 cycles, against 250 with rules that need no look-up. So classification is 27 % of C(64).
-//!    Egress, which writes descriptors and copies nothing, is the rest.
+//! 5. Classification and egress together are the other 250. The paper does not print their parts.
+//!    We measured OVS-DPDK 3.1 beside our switch. There, looking up one flow is 27 % of a 64 B
+//!    frame: 343 cycles, against 250 with rules that need no look-up. So classification is 27 % of
+//!    C(64). Egress, which writes descriptors and copies nothing, is the rest.
 //! 6. "1.67 times more than that in the best case" (§III-B); see below.
 //!
 //! # Meaning of "1.67 times more"
 //!
-//! Where the paper prints a coefficient beside this phrase (1.14, 1.47), it means the factor. In
-//! plain English it means 2.67 times. The paper prints no coefficient beside the 1.67.
+//! Where the paper prints a coefficient beside this phrase (1.14, 1.47), the phrase means the
+//! factor. In plain English it means 2.67 times. The paper prints no coefficient beside the 1.67.
 //!
 //! With a factor of 1.67, VM1's 0.6 M frames/s of many flows take at most 0.4 M frames' worth of
 //! look-up from VM2's 2.4 M. Even if look-up were half of all cycles, VM2 would lose 8 %, but Fig.
@@ -203,9 +203,9 @@ pub fn cost_if(size: u32, flows: Flows, many_flows: f64) -> Stages {
     Stages { ingress, classification, egress: EGRESS_FRAME }
 }
 
-/// The factor of `vms` VMs. The paper states 1 and 4 VMs, and says that the factor grows much below
-/// 8 and stays from 10 on. So the factor is linear through the stated numbers up to 8, has half the
-/// slope up to 10, and is then constant.
+/// The factor of `vms` VMs. The paper states the factors of 1 and 4 VMs, and says that the factor
+/// grows much below 8 VMs and stays constant from 10 on. So the factor is linear through the stated
+/// numbers up to 8, has half the slope up to 10, and is then constant.
 #[must_use]
 pub fn vms_factor(vms: u32, placement: Placement) -> f64 {
     let slope = match placement {

@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! The paper's figures share one host with OVS-DPDK's core of 2.2 GHz and a 10G uplink, and a
-//! second server.
+//! The paper's figures share one testbed: a host and a second server. On the host, OVS-DPDK has one
+//! core of 2.2 GHz and a 10G uplink.
 //!
 //! # Source
 //!
@@ -14,9 +14,9 @@
 //! The simulated core spends the costs of [`super::paper_platform`] with noise. The seller of
 //! cycles has a [`CostModel`] of its own, as if it had measured that core. Each cell and each
 //! factor (VMs, I/O cores, memory on another node) has its own error of up to ±[`MODEL_ERROR`],
-//! drawn by the seed. The seller has measured the factor of VMs where `penstock calibrate` does
-//! (`MEASURED_VMS`), and interpolates linearly between. The errors multiply, so an entitlement may
-//! be wrong by a third.
+//! drawn by the seed. The seller has measured the factor of VMs for the same numbers of VMs as
+//! `penstock calibrate` (`MEASURED_VMS`), and interpolates linearly between them. The errors
+//! multiply, so an entitlement may be wrong by a third.
 //!
 //! The daemon's [`Learner`] corrects these errors: every [`LEARN_EVERY`] it reads the counters of
 //! each port, as in service. Figures begin after a warm-up of [`WARM_UP`], in which the VMs send
@@ -187,7 +187,7 @@ pub struct Scenario<'a> {
     pub seed: u64,
     pub vms: &'a [Sold],
     pub policy: Policy,
-    /// I/O cores. VMs are dealt to them in turn.
+    /// Number of I/O cores. VMs are assigned to the cores in turn.
     pub cores: u16,
     /// Whether the VMs' memory is on one node or on several.
     pub placement: Placement,
@@ -355,7 +355,7 @@ pub struct Host {
     uplink: Priority,
     last: Vec<PortReading>,
     now: Nanos,
-    /// Entitlements that the VMs were sold by the model, before it learned.
+    /// Entitlements that the model sold to the VMs before the model learned.
     pub bases: Vec<CyclesPerSecond>,
 }
 

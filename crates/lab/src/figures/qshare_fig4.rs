@@ -99,7 +99,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     ]);
     predictable(ctx, &mut outcome)?;
     ctx.progress(0.05, "demand at random");
-    // A run shorter than an interval would show nothing of it.
+    // A run shorter than an interval would not show the effect of that interval.
     let time = ctx.scaled(Nanos::from_secs(B_SECS)).max(Nanos::from_secs(INTERVALS[0]));
     let (cases, seed) = (cases(), ctx.seed);
     let run = |case: &Case| {

@@ -18,11 +18,12 @@
 //! It divides QShare's mean by ElasticSwitch's. One claim is about the lightest load, and the other
 //! about the load with the highest ratio.
 //!
-//! ElasticSwitch and Trinity run with all settings of `penstock_sim::fabric::peers` that pass its
-//! check by themselves. A peer's best setting is one setting, because an operator sets it once. A
-//! setting counts if it leaves the other tenants at least [`OTHERS_MIN`] of their guarantee. This
-//! must hold in every tenth of a second, at every load and with both workloads. Of these settings,
-//! the best one has the lowest geometric mean of its times over all loads and workloads.
+//! ElasticSwitch and Trinity run with all settings of `penstock_sim::fabric::peers` that pass that
+//! module's check. A peer's best setting is one setting for all loads and workloads, because an
+//! operator sets it once. A setting counts if it leaves the other tenants at least [`OTHERS_MIN`]
+//! of their guarantee. This must hold in every tenth of a second, at every load and with both
+//! workloads. Of these settings, the best one has the lowest geometric mean of its times over all
+//! loads and workloads.
 //!
 //! The figure also shows static reservation and plain TCP. (TCP leaves the others 87 % at a load of
 //! 90 %.) It also shows the best setting of each single load and workload (`elasticswitch_oracle`).
@@ -58,7 +59,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// %.
 const LOADS: [u64; 5] = [10, 30, 50, 70, 90];
 const INTERVAL: Nanos = Nanos::from_secs(4);
-/// Part of their guarantee that a setting must leave to the other tenants in order to count.
+/// Part of the other tenants' guarantee that a setting must leave to them in order to count.
 const OTHERS_MIN: f64 = 0.99;
 /// Period of the settings that count for the claims `_50ms`.
 const SLOW: Nanos = Nanos::from_millis(50);

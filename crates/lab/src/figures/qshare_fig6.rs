@@ -8,8 +8,8 @@
 //! # Source
 //!
 //! QShare §VII-C2, Fig. 6, at 16:1. (a) shows the throughput of tenants divided by their guarantee,
-//! by the part of low-demanded tenants (r_in). It is more than 3 throughout. (b) is for r_in = 0.5:
-//! half of the links are used to more than 60 %, against 25 % with static reservation.
+//! by the part of low-demanded tenants (r_in). This ratio is more than 3 throughout. (b) is for
+//! r_in = 0.5: half of the links are used to more than 60 %, against 25 % with static reservation.
 //!
 //! # Approach
 //!

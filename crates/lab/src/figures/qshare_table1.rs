@@ -18,7 +18,7 @@
 //!
 //! The datacenter is that of [`super::qshare_datacenter`]. A link's two ports have the same
 //! tenants, so the figure counts links. A tenant is never contended if each of its links has fewer
-//! than eight tenants. This also holds for a tenant without links.
+//! than eight tenants. A tenant without links is never contended either.
 //!
 //! In an interval all tenants have something to send: a part of their guarantee that is uniform
 //! from 0 to 1. [`penstock_fabric::queue_binding`] assigns queues. Each port has a map of its own,
@@ -33,8 +33,8 @@
 //!
 //! The paper's printed algorithm would put nine of ten tenants on one server each (`no bound`).
 //! Then there would be no contention. At most 17 VMs of a tenant may therefore be on one server.
-//! The paper does not say so: 17 is calibrated, because it was chosen by the table. The results
-//! without that bound are also shown (`*_nocap`).
+//! The paper does not state this bound. It is calibrated, because it was chosen by the table. The
+//! results without the bound are also shown (`*_nocap`).
 
 use penstock_fabric::dscp::{Palette, User, colour, used};
 use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Settings};

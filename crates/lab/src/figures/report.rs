@@ -228,7 +228,7 @@ fn table(sim: &[Record], live: &[Record]) -> String {
     html + "</tbody></table>\n"
 }
 
-/// The band as text. If simulation and machine have different bands, both.
+/// The band as text. Both bands if simulation and machine have different ones.
 fn bands(sim: Option<&ClaimSummary>, live: Option<&ClaimSummary>) -> String {
     let band = |c: &ClaimSummary| c.band.clone();
     match (sim.map(band), live.map(band)) {

@@ -15,8 +15,9 @@
 //! 80th of its own core, for every policy alike. Clients of all servers are behind one port, which
 //! stands in for an uplink. A calibration with FTP alone and unlimited determines the sale: 90 % of
 //! the bits, or of the cycles, that FTP had. The clients' port (acknowledgements, requests) is
-//! never limited under `bps`. If it is metered, it bought its measured need of cycles, and is
-//! served first. *Native* means the web servers without FTP and without limits.
+//! never limited under `bps`. Under a policy in cycles, this port buys the cycles that it was
+//! measured to need, and is served first. *Native* means the web servers without FTP and without
+//! limits.
 //!
 //! # Departures
 //!
@@ -126,7 +127,7 @@ fn cycles_part(name: &str, ftp_share: f64) -> f64 {
 /// Result of a run of one way.
 #[derive(Debug, Clone, Default)]
 struct Found {
-    /// FTP without and under pressure, in bits per second.
+    /// FTP's rate without pressure and under it, in bits per second.
     ftp_bps: [f64; 2],
     /// The 50th and 99th percentile of response times, in microseconds.
     us: [f64; 2],
@@ -135,8 +136,6 @@ struct Found {
     ftp_over_time: Vec<(f64, f64)>,
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.
@@ -182,7 +181,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// FTP alone, without limits.
+/// Measures FTP alone, without limits.
 fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
     let free = Sale { capacity, ftp_bps: 0.0, ftp_share: 0.0 };
     let mut stage = Stage::start(bed, "sale", &Way::Free.plan(free))?;
@@ -200,7 +199,7 @@ fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
     Ok(Sale { capacity, ftp_bps, ftp_share: ftp / (ftp + cycles(NET)) })
 }
 
-/// Runs one way: FTP, then FTP under pressure. *Native* has pressure alone.
+/// Runs one way: FTP alone, then FTP with the web servers under pressure. *Native* has no FTP.
 fn under(bed: &Bed, way: Way, sale: Sale, secs: f64) -> anyhow::Result<Found> {
     let mut stage = Stage::start(bed, way.name(), &way.plan(sale))?;
     serve(bed, &mut stage)?;

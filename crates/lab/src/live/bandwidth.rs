@@ -60,15 +60,15 @@ const SMALL: [&str; 2] = ["18", "5760000"];
 struct Sale {
     /// Cycles per second that the worker may spend.
     capacity: f64,
-    /// Bits per second of both together, if they have all the cycles.
+    /// Bits per second of both VMs together, if they have all the cycles.
     bps: f64,
     /// The VMs' share of the cycles. The rest is the servers'.
     share: f64,
 }
 
 impl Sale {
-    /// Calculates the sale from the bits that both VMs sent between readings. They may have sent
-    /// fewer than they could.
+    /// Calculates the sale from the bits that both VMs sent between readings. The VMs may have sent
+    /// fewer bits than they could.
     fn of(capacity: f64, readings: &[Reading]) -> anyhow::Result<Self> {
         let [first, .., last] = readings else { anyhow::bail!("no reading was made") };
         let cycles = |port: &str| last.per_second(first, port, "cycles");
@@ -158,8 +158,6 @@ struct Found {
 /// Points of every VM's bits over time.
 type Curves = [Vec<(f64, f64)>; 4];
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.
@@ -230,7 +228,7 @@ fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     stage.await_tcp("vm1", NET_PLACE, 19765)
 }
 
-/// VM1 and VM3 send frames of 1024 bytes, without limits.
+/// Measures VM1 and VM3, which send frames of 1024 bytes without limits.
 fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
     let free = Sale { capacity, ..Sale::default() };
     let mut stage = Stage::start(bed, Way::Free.name(), &Way::Free.plan(free))?;

@@ -45,7 +45,7 @@ pub(crate) struct Rule {
     /// Largest number of windows taken for each wanted window.
     pub tries: u32,
     /// Whether a window is judged although worker or generator waited for a core, or the generator
-    /// was short.
+    /// could not send what was due.
     pub rough: bool,
 }
 
@@ -132,12 +132,11 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Number of windows that were repeated.
     pub fn repeated(&self) -> u32 {
         self.repeated.iter().sum()
     }
 
-    /// Counts `windows` of the missing windows as not given up, because they are tried once more.
+    /// Removes `windows` from the windows that were given up, because they are tried once more.
     pub fn try_again(&mut self, windows: u32) {
         self.missing = self.missing.saturating_sub(windows);
     }
@@ -147,7 +146,6 @@ impl Tally {
         self.missing += windows;
     }
 
-    /// Number of windows that were judged.
     pub fn judged(&self) -> u32 {
         self.judged
     }
@@ -159,7 +157,6 @@ impl Tally {
         all.map(|(doubt, count)| format!("{} ({})", doubt.sentence(), times(count))).collect()
     }
 
-    /// Adds another tally.
     pub fn add(&mut self, other: &Self) {
         self.judged += other.judged;
         self.missing += other.missing;

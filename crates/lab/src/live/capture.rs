@@ -30,7 +30,6 @@ const KEPT: &str = "128";
 /// Longest time until tcpdump listens.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// A captured frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Captured {
     /// Time since 1970.
@@ -54,7 +53,6 @@ impl Captured {
     }
 }
 
-/// A capture that is running.
 #[derive(Debug)]
 pub(super) struct Capture {
     program: usize,

@@ -403,9 +403,9 @@ fn note(outcome: &mut Outcome, name: &str, window: &Window, hz: f64) -> anyhow::
     Ok(())
 }
 
-/// The worst case of each class in microseconds, as `penstock explain` prints it. It must be read
-/// just after a window. Without a cost model, `explain` uses the cost of frames in the last
-/// seconds.
+/// The worst case of each class in microseconds, as `penstock explain` prints it. Call this
+/// function just after a window: without a cost model, `explain` uses the cost of frames in the
+/// last seconds.
 fn bounds(subjects: &mut Subjects) -> anyhow::Result<Vec<f64>> {
     subjects.c2qos.awake(|rig| {
         let of = |class| {
@@ -598,8 +598,8 @@ mod tests {
 
     #[test]
     fn the_first_class_bought_more_than_a_turn_gives() {
-        // Otherwise the first class would have no backlog under round-robin, and the figure would
-        // show nothing.
+        // At a lower offer, the first class would have no backlog under round-robin, and the figure
+        // would show nothing.
         assert!(OFFERED * part(1) > 1.0 / f64::from(CLASSES * IN_CLASS));
     }
 

@@ -18,16 +18,16 @@
 //!
 //! As in [`super::noisy`], each window lies between two short calibrations, which judge it. A
 //! window is repeated if the machine changed meanwhile. The picture shows the judged windows in a
-//! row, and the victim's purchase at each moment. C2QoS sold the victim cycles, and they are worth
-//! more bits while the machine is fast.
+//! row, and the victim's purchase at each moment. C2QoS sold the victim cycles. These cycles are
+//! worth more bits while the machine is fast.
 //!
 //! # A disturbed machine
 //!
 //! A window that fails is repeated with twice the length, in which a short disturbance weighs less.
 //! If there are still too few windows, the life is repeated with the worker capped to half as much.
 //! The worker can then spend its cap although it loses its core now and then. Long windows then
-//! count as they come, and their numbers are *rough*. [`super::demo_story`] makes sentences of the
-//! results.
+//! count even if they were disturbed, and their numbers are *rough*. [`super::demo_story`] makes
+//! sentences of the results.
 //!
 //! # Cost
 //!
@@ -77,8 +77,6 @@ struct Way {
     rule: Rule,
 }
 
-/// Runs the demo.
-///
 /// # Errors
 ///
 /// Fails if a switch cannot be started or fails.

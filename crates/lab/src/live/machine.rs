@@ -106,7 +106,7 @@ impl Reading {
             let line = texts.cpu_stat.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|n| number(n.trim())).unwrap_or(0.0)
         };
-        // Version 2 counts microseconds, version 1 nanoseconds.
+        // Control groups of version 2 count microseconds, those of version 1 nanoseconds.
         reading.throttled = of("throttled_usec ") / 1e6 + of("throttled_time ") / 1e9;
         reading.programs = texts.programs.iter().filter_map(|text| program(text, me)).collect();
         reading
@@ -163,7 +163,8 @@ fn cpu_stat_file(groups: &str) -> String {
             _ => None,
         }
     };
-    // A limit is at the CPU controller. If version 1 has this controller, version 1 comes first.
+    // The limit belongs to the CPU controller. If version 1 has this controller, version 1 comes
+    // first.
     groups.lines().filter_map(of).min().map(|(_, file)| file).unwrap_or_default()
 }
 

@@ -39,8 +39,6 @@ fn name(vm: usize) -> String {
     format!("vm{}", vm + 1)
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if the switch cannot be started or fails.

@@ -4,9 +4,9 @@
 //!
 //! Two VMs buy 1 : 4 of the core's measured capacity for their declared traffic (512 bytes, one
 //! flow), together 90 %. The VM with four fifths, the *victim*, sends 5 % more than it bought. The
-//! other part belongs to one VM, or to three VMs that share it. They turn noisy: they send 64-byte
-//! frames, 100,000 flows, or both. They send at the bit rate they bought (with many flows: the
-//! frame rate), or as fast as their rings take frames.
+//! other part belongs to one VM, or to three VMs that share it. These *aggressors* turn noisy: they
+//! send 64-byte frames, 100,000 flows, or both. They send at the bit rate they bought (with many
+//! flows: the frame rate), or as fast as their rings take frames.
 //!
 //! # Source
 //!
@@ -384,8 +384,6 @@ struct Found {
     wait: f64,
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a switch cannot be started or fails.

@@ -185,8 +185,6 @@ fn judge(
     Ok(())
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

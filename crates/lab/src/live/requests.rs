@@ -19,9 +19,9 @@
 //!
 //! # Departures
 //!
-//! Before the worker takes a frame of any length, its shaper must have room for one of an MTU. So
-//! the token bucket seldom delays an answer's first frame (one in eighty; simulated one in nine).
-//! It more often delays the short frames around it.
+//! Before the worker takes a frame of any length, its shaper must have room for a frame of one MTU.
+//! So the token bucket seldom delays an answer's first frame (one in eighty, against one in nine in
+//! simulation). It more often delays the short frames around the first frame.
 //!
 //! # Cost
 //!
@@ -65,8 +65,6 @@ struct Said {
     failed: usize,
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

@@ -12,9 +12,9 @@
 //!
 //! # Approach
 //!
-//! ffmpeg makes a video, and its clock references are rewritten. Seven packets of it are then due
-//! at each of the times of the simulated stream, with the same seed. The mean rate, FCS included,
-//! equals the limit.
+//! ffmpeg makes a video, and its clock references are rewritten. Seven packets of the video are
+//! then due at each of the times of the simulated stream, with the same seed. The mean rate, FCS
+//! included, equals the limit.
 //!
 //! GStreamer sends the video from the VM's namespace by those references, as VLC does. It sends one
 //! frame when it is due, with that time as its timestamp. (A player that sends a whole picture at
@@ -61,8 +61,6 @@ const QUIET: Duration = Duration::from_millis(200);
 /// How much longer than the video the player may take.
 const LATE: Duration = Duration::from_secs(20);
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

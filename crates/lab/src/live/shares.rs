@@ -12,15 +12,16 @@
 //! # Approach
 //!
 //! Namespaces with iperf3 are behind vhost-user endpoints. Every flow goes to one server behind the
-//! shared output, which sends no faster than [`LINK`] in either order. Both orders alternate,
-//! [`RUNS`] times each. A VM's rate counts the frames that the switch took from the VM and sent on.
-//! The first third of a run does not count. If `vde_switch` is installed, it is measured as well.
-//! `vde_switch` has no configured rate: its CPU is its link, as in the paper.
+//! shared output, which sends no faster than [`LINK`]. Two disciplines alternate, [`RUNS`] times
+//! each: first come, first served, and `fair-share`. A VM's rate counts the frames that the switch
+//! took from the VM and sent on. The first third of a run does not count. If `vde_switch` is
+//! installed, it is measured as well. `vde_switch` has no configured rate: its CPU is its link, as
+//! in the paper.
 //!
 //! # Departures
 //!
-//! The paper's clients were hosts with a VM each. If a VM's output takes a frame whole, the VM does
-//! not cut it to the MTU.
+//! The paper's clients were hosts with a VM each. Here a VM does not cut a frame to the MTU if its
+//! output takes the frame whole.
 
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ use penstock_guest::bed::Bed;
 const LINK: u64 = 582_400_000;
 /// Time between two readings.
 const STEP: Duration = Duration::from_millis(250);
-/// Runs of each order.
+/// Runs of each discipline.
 const RUNS: u32 = 3;
 /// VM, its client, the client's weight, its flows.
 const VMS: [(&str, &str, u32, &str); 3] =
@@ -122,8 +123,6 @@ fn least_of_due(rates: &Rates) -> f64 {
     (100.0 * rates[0] * 3.0 / all).min(100.0 * (rates[1] + rates[2]) * 1.5 / all)
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

@@ -13,8 +13,8 @@
 //! A VM always has frames of 1,500 bytes to send (iperf3, UDP). For [`BEFORE`] it is limited to a
 //! quarter of 2 Mbit/s, or to four times that rate. Then its rate becomes 2 Mbit/s, and the window
 //! is off by a factor of four. A capture at the receiver records when each frame came. The spacing
-//! after a frame depends on that frame's length, and is scaled to 1,500 bytes. Then the same runs
-//! under Fig. 8's stream.
+//! after a frame depends on that frame's length, and is scaled to 1,500 bytes. The measurement is
+//! then repeated with Fig. 8's stream.
 //!
 //! A second is settled if it meets two conditions. Its rate is within 2 % of the limit, and its
 //! median spacing is within the window of a shaper at that rate. The second half is the steady
@@ -63,8 +63,6 @@ const SHOWN: f64 = 2.0;
 const NEAR: f64 = 0.02;
 const SERVER: u16 = 5_201;
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if a program is missing or fails.

@@ -207,8 +207,6 @@ fn effect(curve: &[f64]) -> (f64, f64) {
     (change(middle(&after[after.len() / 2..])), f64::from(points) * STEP)
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if the switch cannot be started or fails.

@@ -62,7 +62,6 @@ pub struct Stream {
     pub due: Vec<u64>,
     /// Rounds of the loop to compute in every period.
     pub work: u64,
-    /// Length of a period.
     pub period: u64,
     /// Length of a sleep when the guest has nothing to do, in nanoseconds. 0: until there is
     /// something to do.
@@ -163,7 +162,6 @@ impl Board {
         (number, self.word(offset::ANSWERED_AT).wrapping_sub(self.ahead()))
     }
 
-    /// Ends the guest.
     pub fn stop(&self) {
         self.tell(LAST_EVENT);
     }

@@ -19,7 +19,7 @@ use super::board::{BOARD, BYTES, Board, CODE, PACKETS, SLEEP_PORT, STOP_PORT, TA
 const DEVICE: &str = "/dev/kvm";
 /// `IA32_TIME_STAMP_COUNTER` (Intel SDM vol. 4, table 2-2).
 const IA32_TSC: u32 = 0x10;
-/// Number of readings of this register. The tightest one counts.
+/// Number of readings of this register. The reading that took the shortest time counts.
 const READINGS: usize = 32;
 
 /// A guest that is ready to run.
@@ -33,7 +33,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// A processor over `board`, which must outlive it.
+    /// Creates a processor over `board`. The board must outlive the processor.
     pub fn new(board: &Board) -> anyhow::Result<Self> {
         let kvm = open()?;
         let vm = kvm.create_vm().context("KVM: making a VM")?;
@@ -44,7 +44,7 @@ impl Machine {
             memory_size: u64::try_from(BYTES)?,
             userspace_addr: board.host_address()?,
         };
-        // SAFETY: the mapping is as long as that, and `Board` keeps it while the guest runs.
+        // SAFETY: the mapping has `BYTES` bytes, and `Board` keeps it while the guest runs.
         // WHY: KVM takes memory by its address; there is no safe form.
         unsafe { vm.set_user_memory_region(region) }.context("KVM: giving the VM its memory")?;
         let vcpu = vm.create_vcpu(0).context("KVM: making a virtual processor")?;

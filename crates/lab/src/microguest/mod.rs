@@ -11,8 +11,8 @@
 //! A guest has one page of memory and some forty instructions in ring 3 of long mode (CPL 3, IOPL
 //! 3, no interrupts). It needs no emulation. It counts, notes by its time stamp counter when it
 //! sees an event in its memory, and sends a stream of packets by itself. No exit lies between an
-//! event and its answer. Its thread is in `KVM_RUN`, and has the name that QEMU gives such threads.
-//! So a scheduler of QEMU's vCPUs schedules it as well.
+//! event and its answer. The guest's thread is in `KVM_RUN`, and has the name that QEMU gives such
+//! threads. So a scheduler of QEMU's vCPUs also schedules this thread.
 //!
 //! | Module | Content |
 //! |---|---|

@@ -4,9 +4,9 @@
 //!
 //! The loop counts its rounds. When the number of the last event in memory changes, the loop notes
 //! the time and the number. With a stream, it also sends each packet when it is due and notes that
-//! time. It computes for a number of rounds in every period. When neither is left to do, it writes
-//! the time until which it has nothing to do, and leaves the processor by an I/O instruction.
-//! `board` names the words that it reads and writes.
+//! time. It computes for a number of rounds in every period. If no packet is due and no rounds are
+//! left, the loop writes the time until which it has nothing to do. It then leaves the processor by
+//! an I/O instruction. `board` names the words that the loop reads and writes.
 #![allow(unsafe_code, reason = "the program is linked into this one as bytes")]
 
 use std::arch::global_asm;

@@ -3,8 +3,8 @@
 //! # Source
 //!
 //! Each of two racks has five servers with ten VM slots and 1 Gbit/s each. The link between the
-//! racks has one gigabit, so the over-subscription is 5:1. A port has eight queues, one of them
-//! shared. Tenants have 2 to 20 VMs, and 94 Mbit/s each over the core.
+//! racks has 1 Gbit/s as well, so the over-subscription is 5:1. A port has eight queues, one of
+//! them shared. Tenants have 2 to 20 VMs, and 94 Mbit/s each over the core.
 //!
 //! # Departures
 //!

@@ -11,7 +11,7 @@
 //! # What is left out
 //!
 //! If the loop itself stood still for longer than [`STANDSTILL`], frames sent before it continued
-//! give no time. The window reports such standstills. Times taken while the worker waited for its
+//! are not timed. The window reports such standstills. Times taken while the worker waited for its
 //! core are kept apart: [`Times::quiet`] excludes them, and [`Times::all`] includes them.
 
 use std::time::{Duration, Instant};
@@ -67,9 +67,8 @@ impl Offer {
 /// How long stamped frames of one sender took, in cycles.
 #[derive(Debug, Clone)]
 pub(crate) struct Times {
-    /// Times of moments in which the worker had its core.
+    /// Times taken while the worker had its core.
     pub quiet: Histogram<u64>,
-    /// All times.
     pub all: Histogram<u64>,
 }
 
@@ -81,7 +80,7 @@ impl Times {
 
     /// Adds the times of another sender.
     pub fn add(&mut self, other: &Self) {
-        // Both have the same bounds.
+        // Both histograms have the same bounds, so the addition cannot fail.
         let _ = self.quiet.add(&other.quiet);
         let _ = self.all.add(&other.all);
     }

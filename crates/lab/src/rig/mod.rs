@@ -154,12 +154,12 @@ fn quietest<T>(
 }
 
 impl Rig {
-    /// Penstock according to `plan` with its VMs, stopped.
+    /// Starts Penstock and the VMs of `plan`. Penstock is then stopped until it is measured.
     pub fn ours(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         Self::by_plan(bed, name, plan, Penstock::by_plan(bed, name, plan)?)
     }
 
-    /// OVS-DPDK according to `plan` with its VMs, stopped.
+    /// Starts OVS-DPDK and the VMs of `plan`. OVS-DPDK is then stopped until it is measured.
     pub fn peer(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         Self::by_plan(bed, name, plan, ovs::OvsDpdk::by_plan(bed, name, plan)?)
     }
@@ -174,7 +174,7 @@ impl Rig {
         rig.with_context(|| format!("attaching the VMs to {name}"))
     }
 
-    /// A benchmark's switch that has just started, with a pair of VMs. It is stopped.
+    /// Attaches a pair of VMs to a benchmark's switch that has just started, and stops the switch.
     pub fn pair(bed: &Bed, switch: impl Switch + 'static, link: &Link) -> anyhow::Result<Self> {
         Self::attach(bed, switch, |switch| Fleet::pair(switch, link))
     }
@@ -214,7 +214,7 @@ impl Rig {
     }
 
     /// Runs `warm`, then `run` between two readings of the worker. No frame is under way at either
-    /// reading. Returns the quietest of a few.
+    /// reading. Returns the quietest of a few samples.
     pub fn sample<T: Timed + Send>(
         &mut self,
         bed: &Bed,

@@ -113,7 +113,7 @@ pub(crate) struct Paced {
     pub due: u64,
     /// Of these, frames that the ring refused.
     pub refused: u64,
-    /// Numbers missing at the receiver so far.
+    /// Sequence numbers missing at the receiver so far.
     pub missing: u64,
     /// The longest time between two turns of the loop since the last report.
     pub gap_ns: u64,
@@ -267,8 +267,8 @@ impl Fleet {
                 paced.waited_ns = waited() - waited_before;
                 each(paced)?;
                 paced.gap_ns = 0;
-                // The time of the report itself is no gap: it is the same every time, and a ring
-                // lasts longer. Losses that it causes count.
+                // The time of the report does not count as a gap: it is the same every time, and a
+                // ring lasts longer. Losses that the report causes count.
                 now = self.now_ns();
             }
             let then = self.now_ns();

@@ -5,8 +5,8 @@
 //! Our switch and the peer get the same network from one plan. For each sender there is a rule of
 //! higher priority that looks at the UDP ports of the sender's frames. It represents a security
 //! group that hits nothing. Two more rules look at the destination. Without the first rule no
-//! decision depends on ports, and each switch could distinguish flows or not. Then "many flows"
-//! would cost one of them nothing.
+//! decision would depend on ports, and a switch would not have to distinguish flows. "Many flows"
+//! would then cost such a switch nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,7 +24,7 @@ pub(crate) struct Bound {
     pub cycles: f64,
     /// Bits per second that the VM bought, FCS included. Used by `bps`.
     pub bits: f64,
-    /// Weight of its share of spare cycles.
+    /// Weight of the VM's share of spare cycles.
     pub weight: u16,
     /// Latency class. 1 is served first. 0 leaves the key out.
     pub priority: u8,
@@ -55,8 +55,9 @@ pub(crate) struct Vm {
     pub bound: Bound,
     /// The VM's tenant, and the tenant's weight. `None`: the tenant that all share.
     pub tenant: Option<(String, u32)>,
-    /// Whether this VM answers the VMs of any tenant that send to it. All that they send goes to
-    /// it, and its frames go back to their destinations. Such a plan is for our switch only.
+    /// Whether this VM answers the VMs of any tenant that send to it. All frames of those VMs go to
+    /// this VM, and its own frames go to the VMs that they address. Such a plan is for our switch
+    /// only.
     pub answers: bool,
     /// Further lines of the table of the VM's port.
     pub more: String,
@@ -210,7 +211,8 @@ impl Plan {
         }
     }
 
-    /// Sends all frames of `from` to `to`, and those that `to` sends to `from` back.
+    /// Adds the rules that send all frames of `from` to `to`, and the frames that `to` addresses to
+    /// `from` back.
     fn way_and_back(&self, text: &mut String, from: usize, to: usize) {
         let (source, target, mac) = (&self.vms[from].name, &self.vms[to].name, Self::mac(from));
         let _ = write!(

@@ -1,4 +1,5 @@
-//! A path out of the switch and back in. It measures the cost of uplinks, as a path from VM to VM.
+//! A path out of the switch and back in. It measures the cost of uplinks in the same way as a path
+//! from VM to VM.
 //!
 //! # Approach
 //!

@@ -156,7 +156,7 @@ fn a_restarted_device_goes_on_where_the_old_one_stopped() {
 #[test]
 fn a_device_that_connects_to_us_is_served() {
     let Some(pmd) = Testpmd::start("server", ",client=1") else { return };
-    // The sockets exist before the peer starts, and it retries each second.
+    // The sockets exist before the peer starts, and the peer tries to connect each second.
     let mut vms = [0, 1].map(|port| {
         let mut config = pmd.config(port);
         config.mode = SocketMode::Server;

@@ -264,7 +264,7 @@ fn rewrites(stage: &Stage) {
         }
         let index = raw.avail_idx();
         raw.write_avail_idx(index.wrapping_add(32));
-        // After the switch stopped it, the guest returns with a ring that works.
+        // The guest returns with a ring that works after the switch has stopped its port.
         if stage.rounds.load(Ordering::Relaxed).is_multiple_of(256) {
             evil.close();
             evil = stage.evil();

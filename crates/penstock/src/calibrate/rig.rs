@@ -233,8 +233,8 @@ impl Rig {
         reading
     }
 
-    /// Measures the frames that `drive` sends. `drive` receives the number of seconds. It returns
-    /// the nanoseconds that it waited for its core while no frame was in flight.
+    /// Measures the frames that `drive` sends. `drive` receives a number of seconds, and ends when
+    /// no frame is in flight. It returns for how many nanoseconds it waited for its core.
     pub fn measure(
         &mut self,
         bed: &Bed,

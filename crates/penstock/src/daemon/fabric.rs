@@ -4,9 +4,10 @@
 //! # Approach
 //!
 //! [`Host::set_fabric`] applies a plan in one change. The agent stores the plan and its stamp. If
-//! this host lacks a tenant of the plan, the agent logs it and does not fail, because the tenant's
-//! VMs may still start. A failed plan would roll back the queues of all other tenants. If the
-//! controller is lost, the data path keeps its plan, and the state reports the time of the loss.
+//! this host lacks a tenant of the plan, the agent logs the tenant and does not fail, because the
+//! tenant's VMs may still start. A failed plan would roll back the queues of all other tenants. If
+//! the controller is lost, the data path keeps its plan, and the state reports the time of the
+//! loss.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -24,7 +24,7 @@ fn cycles_set_on_a_running_port_divide_the_core_from_then_on() {
     // Cycles that nobody bought are divided by weight. Each VM has bought next to none.
     bed.set("vm1 ingress_policy=cycles-minmax cycles=500k weight=9");
     bed.set("vm2 ingress_policy=cycles-minmax cycles=500k weight=1");
-    // One of the 15M cycles is sold, half of it to vm1. Of the other 14M, vm1 receives nine tenths.
+    // Of the 15M cycles 1M is sold, half of it to vm1. Of the other 14M, vm1 receives nine tenths.
     assert_about(bed.part_of_vm1(), 13.1 / 15.0);
     let shown = bed.daemon.ask("port show vm1 --json").ok();
     assert!(shown.contains("cycles-minmax"), "{shown}");
@@ -34,7 +34,7 @@ fn cycles_set_on_a_running_port_divide_the_core_from_then_on() {
 #[test]
 fn a_class_set_on_a_running_port_goes_before_the_others_from_then_on() {
     let Some(bed) = Bed::start(CAPACITY, true) else { return };
-    // Neither VM has a bucket. So the class alone decides the order, and both always have frames.
+    // Neither VM has a bucket, and both always have frames. So the class alone decides the order.
     bed.set("vm1 priority=1");
     bed.set("vm2 priority=3");
     let first = bed.part_of_vm1();

@@ -1,8 +1,9 @@
 //! Tests of our own switch in a running fabric. A controller process configures the queues of a
-//! switch process. Real packets of two tenants have the code points that it assigned, and share a
-//! link by its weights. Other tenants come and go, and no frame of these two is in another queue
-//! meanwhile. The switch is killed and continues with its settings. With an empty disk, the
-//! controller configures it again. The tests need root. Without root they are skipped.
+//! switch process. Real packets of two tenants have the code points that the controller assigned,
+//! and share a link by the weights that it configured. Other tenants come and go, and meanwhile no
+//! frame of these two is in another queue. The switch is killed and continues with its settings.
+//! With an empty disk, the controller configures it again. The tests need root. Without root they
+//! are skipped.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -33,7 +33,7 @@ use super::position::{F_AVAIL, F_USED, Position, distance};
 
 /// Value in the device's event area that says that the ring is marked from its start.
 pub(super) const MARKED: u16 = 0x5073;
-/// How often a ring is read again if its driver writes it meanwhile.
+/// Number of times that a ring is read again if its driver writes to it meanwhile.
 const READS: u32 = 16;
 const START: Position = Position { index: 0, ready: F_AVAIL };
 

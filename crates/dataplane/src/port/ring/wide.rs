@@ -32,9 +32,9 @@ const LINE: usize = 64;
 /// ones.
 const LONGEST: usize = 2048;
 
-/// Whether this CPU benefits. This is so for an Intel CPU with the instructions. AMD's family 25
-/// has them too, but executes such a store in two halves and gains nothing
-/// (docs/internals/measurements.md).
+/// Whether this CPU benefits from stores of whole lines. An Intel CPU with the instructions does.
+/// AMD's family 25 has the instructions too, but executes such a store in two halves and gains
+/// nothing (docs/internals/measurements.md).
 #[inline(always)]
 pub(super) fn pays() -> bool {
     static PAYS: LazyLock<bool> = LazyLock::new(|| usable() && is_intel());

@@ -42,11 +42,8 @@ pub(super) struct Records {
 /// Addresses of a ring's parts, in the driver's own process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
-    /// Address of the descriptor table.
     pub descriptors: u64,
-    /// Address of the available ring.
     pub available: u64,
-    /// Address of the used ring.
     pub used: u64,
 }
 

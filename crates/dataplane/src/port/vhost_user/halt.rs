@@ -57,8 +57,8 @@ impl Halt {
         Self { alarm, why: AtomicU64::new(0), connection: Mutex::new(None) }
     }
 
-    /// Records a stop. The worker calls it. Neither the alarm, which only this process holds, nor a
-    /// lock can block it.
+    /// Records a stop. Called by the worker. Neither the alarm, which only this process holds, nor
+    /// a lock can block this call.
     pub(super) fn stop(&self, halted: Halted) {
         let by_call = u64::from(halted.cause == SleepCause::Call);
         self.why.store((halted.slept.0 << 1 | by_call).max(2), Ordering::Release);
@@ -66,7 +66,7 @@ impl Halt {
         self.hang_up_at_once();
     }
 
-    /// Ends a call in which the session waits for its peer. The worker calls it.
+    /// Ends a call in which the session waits for its peer. Called by the worker.
     pub(super) fn hang_up_at_once(&self) {
         // This step follows the alarm, because a session that holds the lock checks the alarm after
         // releasing the lock.
@@ -84,7 +84,7 @@ impl Halt {
         shut_down(self.connection().as_ref());
     }
 
-    /// Sets the session's connection. The session calls it.
+    /// Sets the session's connection. Called by the session.
     pub(super) fn set_connection(&self, connection: Option<UnixStream>) {
         let before = std::mem::replace(&mut *self.connection(), connection);
         fence(Ordering::SeqCst);

@@ -53,7 +53,6 @@ pub enum SocketMode {
     Client,
 }
 
-/// Parameters of a vhost-user port.
 #[derive(Clone, Debug)]
 pub struct VhostUserConfig {
     /// Name of the port, for messages.
@@ -69,7 +68,7 @@ pub struct VhostUserConfig {
     pub socket_mode: u32,
     /// Numeric user id of the owner of a socket that the port creates; `None` is the daemon's user.
     pub socket_owner: Option<u32>,
-    /// Numeric id of its group; `None` is the daemon's group.
+    /// Numeric group id of a socket that the port creates; `None` is the daemon's group.
     pub socket_group: Option<u32>,
 }
 
@@ -180,7 +179,6 @@ impl VhostUser {
         Ok(())
     }
 
-    /// State of the attachment.
     #[must_use]
     pub fn status(&self) -> AttachStatus {
         let shared = lock(&self.shared);

@@ -167,8 +167,8 @@ fn is_listened_on(path: &Path) -> bool {
     }
 }
 
-/// Connects at once or fails. Otherwise a peer that listens but does not accept would block the
-/// caller forever, and every thread that waits for the session's end.
+/// Connects at once or fails. If this call could block, a peer that listens but does not accept
+/// would hold the caller forever, and every thread that waits for the session's end.
 ///
 /// # Errors
 /// `WouldBlock` if the peer's queue of connections is full.

@@ -128,7 +128,7 @@ impl Virtqueue {
     }
 
     /// Interrupts the driver, even if the driver did not enable interrupts. Only the worker's
-    /// thread may call it, which a call descriptor cannot block for long.
+    /// thread may call this function, because a call descriptor cannot block that thread for long.
     pub(super) fn interrupt(&mut self) {
         either!(self, ring => ring.interrupt());
     }

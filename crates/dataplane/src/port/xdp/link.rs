@@ -220,7 +220,8 @@ pub(super) fn is_software(interface: &Interface) -> bool {
     })
 }
 
-/// Number of queues into which the interface receives; `None` if it does not report it.
+/// Number of queues into which the interface receives; `None` if the interface does not report the
+/// number.
 pub(super) fn receive_queues(interface: &Interface) -> Option<u32> {
     // The words are the command, four maxima, and the present numbers: rx, tx, other, combined.
     let mut channels = [0; 9];

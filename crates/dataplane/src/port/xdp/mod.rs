@@ -72,7 +72,6 @@ pub enum ZeroCopy {
     Never,
 }
 
-/// Parameters of an AF_XDP port.
 #[derive(Clone, Debug)]
 pub struct XdpConfig {
     /// Name of an existing interface, at most 15 bytes.
@@ -120,7 +119,6 @@ impl Xdp {
         self.follower.state().is_gone()
     }
 
-    /// State of the attachment.
     #[must_use]
     pub fn status(&self) -> AttachStatus {
         let link = self.follower.state();

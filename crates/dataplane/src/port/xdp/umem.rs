@@ -34,7 +34,6 @@ impl Umem {
         1 << self.shift
     }
 
-    /// Number of chunks.
     pub(super) fn chunks(&self) -> u32 {
         self.chunks
     }

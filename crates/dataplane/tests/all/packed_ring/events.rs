@@ -72,7 +72,7 @@ fn flags_switch_interrupts_on_and_off() {
     }
 }
 
-/// For every event and every burst: an interrupt exactly if the event is in the burst.
+/// For every event and every burst, the driver is interrupted exactly if the event is in the burst.
 #[test]
 fn an_event_is_told_once_when_its_descriptor_is_used() {
     let call = eventfd();

@@ -26,7 +26,7 @@ fn refuses(name: &str, parts: &[Part]) {
     guest.table(table, &[(table, 16, INDIRECT)]);
     guest.table(table + 0x100, &[(BUFFERS, 112, WRITE)]);
     guest.table(table + 0x200, &[(BUFFERS, 12, 0), (u64::MAX - 50, 112, 0)]);
-    // Repeats it across the ring's end.
+    // Repeats the offer, so that it crosses the ring's end.
     for _ in 0..SIZE {
         guest.offer(5, parts);
         let (frames, errors) = taken(&mut ring);
@@ -268,8 +268,8 @@ fn a_bad_receive_buffer_is_handed_back_empty() {
     assert_eq!((out.frames, out.error), (2, 2));
     let want = [(0, 0, false), (1, 72, true), (2, 0, false), (3, 72, true)];
     assert_eq!(guest.take_used(), want);
-    // Behind a good buffer it is returned later, when it becomes the first, and the good one with
-    // it.
+    // Behind a good buffer, the bad buffer is returned later, when it becomes the first. The good
+    // buffer is returned with it.
     guest.offer(4, &[(BUFFERS, 100, WRITE)]);
     guest.offer(5, &[(BUFFERS, 100, 0)]);
     guest.offer(6, &[(BUFFERS, 100, WRITE)]);

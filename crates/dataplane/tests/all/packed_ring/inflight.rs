@@ -52,7 +52,7 @@ fn a_burst_was_shown_or_it_never_was() {
             // Killed with the burst taken.
             ring = successor(&guest, &region);
             assert_eq!(take(&mut ring), frames, "round {round}");
-            // Killed with all of it overwritten but the first descriptor.
+            // Killed after all descriptors of the burst except the first were overwritten.
             ring.complete_taken();
             ring = successor(&guest, &region);
             assert_eq!(guest.take_used(), []);

@@ -35,8 +35,8 @@ fn a_ring_is_taken_up_wherever_its_switch_died() {
             assert_eq!(take(&mut ring), frames, "round {round}");
             ring.complete_taken();
             if round % 3 == 0 {
-                // Killed with all of it overwritten but the first descriptor: its frames were
-                // delivered, and the burst becomes visible now.
+                // Killed after all descriptors of the burst except the first were overwritten. The
+                // frames were delivered, and the burst becomes visible now.
                 assert_eq!(guest.take_used(), []);
                 drop(successor(&guest));
             } else {

@@ -160,7 +160,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Draws the part of a mark that is below all others.
+    /// Draws the part of a mark that lies beneath all other marks.
     fn under(&self, svg: &mut Svg, mark: &Mark) {
         let Shape::Band(low, high) = mark.shape else { return };
         let edge = |value: f64, end: f64| self.y.place(value).unwrap_or(end);

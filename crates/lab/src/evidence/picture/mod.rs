@@ -9,8 +9,8 @@
 //!
 //! A [`Picture`] is plain data: panels of marks over two axes. [`Picture::svg`] draws it. Colours
 //! are classes of one style sheet with a light and a dark half. A page may thus hold many pictures
-//! and follow its reader's setting. Published values use the ink's own colour, and are dashed or
-//! hollow diamonds. They never look like measured values.
+//! and follow its reader's setting. Published values use the ink's own colour, and are dashed lines
+//! or hollow diamonds. They never look like measured values.
 //!
 //! | Mark | Used for |
 //! |---|---|

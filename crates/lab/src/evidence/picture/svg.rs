@@ -47,7 +47,8 @@ pub(super) enum Anchor {
 }
 
 impl Svg {
-    /// Writes an element with attributes. The lab creates all of its text, so it needs no escape.
+    /// Writes an element with attributes. The lab creates the element's text itself, so the text
+    /// needs no escape.
     pub fn element(&mut self, text: std::fmt::Arguments<'_>) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.0, "{text}");
@@ -135,7 +136,7 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// Estimated width of `text` at 12 px, because no font is available.
+/// Estimates the width of `text` at 12 px. No font is available to measure it.
 pub(super) fn width(text: &str) -> f64 {
     let narrow = |c: char| "iljt.,:;'|()[] 1fr".contains(c);
     text.chars().map(|c| if narrow(c) { 4.6 } else { 7.2 }).sum()

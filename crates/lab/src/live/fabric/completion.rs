@@ -57,8 +57,6 @@ const SYSTEMS: [System; 3] = [
     System { name: "ours", mode: "active", reserves: false, holds: true },
 ];
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if something cannot be started or fails.

@@ -9,11 +9,11 @@
 //!
 //! # Approach
 //!
-//! A tenant's rate in a direction is the traffic that its VMs in that rack received by their hosts'
-//! counters, acknowledgements included. It is compared with the tenant's guarantee, because the
-//! tenant always wants more. A sample is a second long. It counts from one second after the tenant
-//! began, because TCP needs that second to find the available rate. The bridges' counters show the
-//! utilization of the core.
+//! A tenant's rate in a direction is the traffic that its VMs in the receiving rack got,
+//! acknowledgements included. It is read from the counters of their hosts. The rate is compared
+//! with the tenant's guarantee, because the tenant always wants more. A sample is a second long. It
+//! counts from one second after the tenant began, because TCP needs that second to find the
+//! available rate. The bridges' counters show the utilization of the core.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ const INTERVAL: Duration = Duration::from_secs(4);
 /// Seconds of each part.
 const SECS: f64 = 12.0;
 const RANDOM_SECS: f64 = 30.0;
-/// A tenant's first samples, in which its connections find their rates.
+/// Time after a tenant's start in which its connections find their rates. Its samples do not count.
 const BEGINNING: Duration = Duration::from_secs(1);
 /// Connections of a VM, as in the simulated figure.
 const STEADY: usize = 4;
@@ -60,8 +60,6 @@ pub(super) fn plan(sizes: &[usize]) -> Plan {
     }
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if something cannot be started or fails.

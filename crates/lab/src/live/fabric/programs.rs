@@ -46,7 +46,7 @@ const REQUEST: usize = 8;
 /// Bytes of a datagram.
 const DATAGRAM: usize = 1_400;
 /// The congestion control of all connections: Linux's own default (RFC 9438), whatever this machine
-/// uses. BBR, for example, takes a policer for a path of that rate, and does so for a long time.
+/// uses. BBR, for example, takes a policer's rate for the path's capacity, for a long time.
 const CONGESTION: &str = "cubic";
 /// Interval at which datagrams are sent and orders are read.
 const TICK: Duration = Duration::from_millis(2);

@@ -62,8 +62,6 @@ const FULL_PCT: f64 = 97.0;
 /// Time from the beginning of a change until seconds count.
 const SETTLES: Duration = Duration::from_secs(1);
 
-/// Runs the demo.
-///
 /// # Errors
 ///
 /// Fails if something cannot be started or fails.

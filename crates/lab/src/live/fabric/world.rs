@@ -10,8 +10,8 @@
 //!
 //! # Departures
 //!
-//! Towards its rack, a host's own link is as fast as `veth`. The link is paced only on the way
-//! back. If the workers paced it, they would spin, although they share a core.
+//! Towards its rack, a host's link is as fast as `veth`. The link is paced only towards the host.
+//! If the workers paced the other direction, they would spin, although they share a core.
 //!
 //! # Cost
 //!
@@ -197,7 +197,7 @@ impl World {
     }
 
     /// If `on`, hosts delay the traffic of each VM, in both directions, to the rate that the VM
-    /// bought. Otherwise they stop this.
+    /// bought. If not, hosts stop delaying traffic.
     pub fn reserve(&self, on: bool) -> anyhow::Result<()> {
         for vm in &self.vms {
             let bought = self.plan.tenants[vm.tenant].1;
@@ -210,7 +210,7 @@ impl World {
         Ok(())
     }
 
-    /// If `on`, hosts limit tenants as the controller says. Otherwise they stop this.
+    /// If `on`, hosts limit tenants as the controller says. If not, hosts stop limiting tenants.
     pub fn hold(&self, on: bool) -> anyhow::Result<()> {
         let keys = if on {
             ["send=", "receive="]
@@ -391,7 +391,7 @@ fn counters_of(netns: &str) -> anyhow::Result<File> {
         setns(&space, CloneFlags::CLONE_NEWNET).context("entering a rack's namespace")?;
         File::open("/proc/thread-self/net/dev").context("opening a rack's counters")
     };
-    // A thread of its own opens it, because a thread cannot come back from that namespace.
+    // A thread of its own opens the file, because a thread cannot leave that namespace again.
     let thread = std::thread::Builder::new().name("counters".to_owned()).spawn(open);
     let opened = thread.context("starting a thread")?.join();
     opened.map_err(|_| anyhow::anyhow!("the thread that opens counters panicked"))?

@@ -98,7 +98,7 @@ impl Terms {
 }
 
 impl Stage {
-    /// Uses the core that `--worker-core` names, and measures from the generator's.
+    /// Uses the core that `--worker-core` names, and measures from the generator's core.
     pub fn new(context: &Context<'_>) -> anyhow::Result<Self> {
         microguest::is_available()?;
         let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -138,7 +138,7 @@ impl Stage {
         self.schedule_tables(&tables.collect::<String>())
     }
 
-    /// Schedules the guests that these tables of a configuration name.
+    /// Schedules the guests that `tables` names. `tables` is a part of a configuration.
     pub fn schedule_tables(&self, tables: &str) -> anyhow::Result<Scheduler> {
         self.bed.on_generator_core(|| Scheduler::start(self, tables))
     }

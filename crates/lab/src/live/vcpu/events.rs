@@ -78,7 +78,6 @@ const WORST: usize = 4;
 /// Time between two checks for a late answer.
 const AGAIN: Nanos = Nanos::from_micros(200);
 
-/// Measures a cell.
 pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<Found> {
     let vms = cell.tested.len() + cell.hogs;
     let guests = stage.guests(vms, cell.secs)?;

@@ -27,8 +27,6 @@ const SETS: [Set; 3] = [
     ("four of 8 ms", &[(Mode::Periodic, 8); 4], 4),
 ];
 
-/// Runs the experiment.
-///
 /// # Errors
 ///
 /// The same as for [`super::wakeup::run`].

@@ -12,8 +12,8 @@
 //! # Approach
 //!
 //! The guest is a micro-guest ([`crate::microguest`]). Its answer is its first instruction after
-//! the event. A ping also passes a switch and a guest kernel. Their time is the same under both
-//! schedulers, and would hide the difference; `linux_pings` includes it. Requests come up to 1 ms
+//! the event. A ping also passes a switch and a guest kernel. These take the same time under both
+//! schedulers, and would hide the difference. `linux_pings` includes them. Requests come up to 1 ms
 //! late, as the seed decides. The scheduler is notified of each request, as by the switch.
 //!
 //! The figure compares p50, p90 and p99 under the fair class and with deadlines of 3, 5 and 8 ms.
@@ -35,8 +35,6 @@ const PERCENTS: [f64; 4] = [50.0, 90.0, 99.0, 100.0];
 /// Factor by which p99 must be lower with our scheduler.
 const LOWER: f64 = 3.0;
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the

@@ -121,7 +121,7 @@ impl Linux {
             mkfifo(&dir.join(pipe), FileMode::S_IRUSR | FileMode::S_IWUSR)?;
         }
         let wire = UdpSocket::bind("127.0.0.1:0").context("the guest's wire")?;
-        // The port was freed just now, and QEMU takes it: nothing else has it.
+        // The port was freed just now. No other program has it, so QEMU can take it.
         let theirs = UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
         wire.connect(theirs)?;
         wire.set_nonblocking(true)?;

@@ -11,9 +11,9 @@
 //! under the kernel's fair class. With deadlines, VM 3 is periodic within 5 ms, and VM 4 runs
 //! within 8 ms of events that come every 10 ms.
 //!
-//! The figure compares each VM's share of the time that all VMs had in a phase. The time counts
-//! from [`SETTLE`] after the phase's beginning. In that time, half a second at most, the scheduler
-//! finds new VMs.
+//! The figure compares each VM's share of the time that all VMs had in a phase with an equal share.
+//! The time counts from [`SETTLE`] after the phase's beginning. In that time, half a second at
+//! most, the scheduler finds new VMs.
 
 use std::time::Duration;
 
@@ -45,8 +45,6 @@ struct Found {
     window_error_max: f64,
 }
 
-/// Runs the figure.
-///
 /// # Errors
 ///
 /// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the

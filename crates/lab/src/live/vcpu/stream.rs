@@ -13,8 +13,8 @@
 //!
 //! A micro-guest ([`crate::microguest`]) sends the packets of `jitter_fig8::stream` when they are
 //! due. In each half second it computes for 60 % (Fig. 2) or 55 % (Fig. 6) of the time. When it has
-//! neither to do, it sleeps. In Fig. 6 it sleeps until there is something to do. In Fig. 2, where
-//! it is alone on the core, it sleeps for 1, 10, 20 or 40 ms.
+//! nothing to send or to compute, it sleeps. In Fig. 6 it sleeps until there is something to do. In
+//! Fig. 2, where it is alone on the core, it sleeps for 1, 10, 20 or 40 ms.
 //!
 //! Fig. 6 has weights 6 and 4, or 6, 2 and 2, under our scheduler with deadlines of 3, 5 and 8 ms.
 //! For comparison it has the kernel's fair class with nice values of the same weights.

@@ -7,7 +7,7 @@
 //!
 //! # Source
 //!
-//! VM jitter §III-A and §V-A. The bars are the issue's:
+//! VM jitter §III-A and §V-A. The figure's requirements set these bars:
 //!
 //! - event to first instruction within D + 1 ms in 99.9 % of the cases;
 //! - shares within 2 % of what is due;
@@ -23,7 +23,7 @@
 //! - `event`: the sender notifies the scheduler, as the switch does for frames. Events are 10 to
 //!   90 ms apart, so that the VM's reserve pays for them.
 //!
-//! There are 1, 3 and 5 other hogs, and deadlines of 3, 5 and 8 ms. Then the same runs under the
+//! There are 1, 3 and 5 other hogs, and deadlines of 3, 5 and 8 ms. Then the same VMs run under the
 //! kernel's fair class alone. Several VMs with deadlines at once, and sixteen VMs, are experiments
 //! of their own (`many`).
 //!
@@ -58,8 +58,6 @@ pub(super) fn gap(mode: Mode) -> (Nanos, Nanos) {
     }
 }
 
-/// Runs the experiment.
-///
 /// # Errors
 ///
 /// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the

@@ -57,7 +57,6 @@ pub(super) enum Heard {
     Pong(u16),
     /// A question for our MAC address, with the frame to send as its answer.
     Asked(Vec<u8>),
-    /// Any other frame.
     Other,
 }
 

@@ -206,7 +206,7 @@ impl OvsDpdk {
     }
 }
 
-/// Keeps an OVS program to its directory, and its log to its standard error.
+/// Makes an OVS program use only its directory, and write its log to standard error.
 fn in_dir<'a>(command: &'a mut Command, dir: &Path) -> &'a mut Command {
     for name in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {
         command.env(name, dir);

@@ -7,9 +7,9 @@
 //! # Approach
 //!
 //! The answer has busy cycles only in rounded form: a whole number of cycles per packet, and a
-//! share of the used cycles in tenths of a percent. Each bounds the busy cycles, and the middle of
-//! the range that both allow is used. Counters are read before and after a window, because the PMD
-//! thread carries out a request to clear them some time later.
+//! share of the used cycles in tenths of a percent. Each of the two numbers bounds the busy cycles,
+//! and the middle of the range that both allow is used. Counters are read before and after a
+//! window, because the PMD thread carries out a request to clear them some time later.
 
 use anyhow::Context as _;
 
@@ -176,7 +176,7 @@ pmd thread numa_id 0 core_id 1:
         assert_eq!(parse(&alone).unwrap().busy_cycles, 6_237_536 * 482);
     }
 
-    /// In the form of OVS 3.2 and later, with the lines on sleep.
+    /// The answer in the form of OVS 3.2 and later, with the lines on sleep.
     const LATER: &str = "
 Time: 14:02:31.870
 Measurement duration: 2.004 s

@@ -95,7 +95,6 @@ pub fn until(what: &str, mut step: impl FnMut() -> bool) {
     }
 }
 
-/// Receives one frame.
 pub fn receive(vm: &mut VirtioNet) -> Vec<u8> {
     let mut got = Vec::new();
     until("receiving a frame", || {

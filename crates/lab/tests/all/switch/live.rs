@@ -1,5 +1,6 @@
-//! Tests of a hypervisor's operations on a switch while the guest runs. It logs written pages, adds
-//! and removes memory, and replaces descriptors. None of these loses a frame.
+//! Tests of a hypervisor's operations on a switch while the guest runs. The hypervisor logs written
+//! pages, adds and removes memory, and replaces descriptors. None of these operations loses a
+//! frame.
 
 use std::collections::{BTreeMap, BTreeSet};
 

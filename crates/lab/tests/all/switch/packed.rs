@@ -233,8 +233,8 @@ fn an_armed_queue_is_interrupted_and_a_polled_one_is_not() {
             assert!(b.rx().call_fd().read().is_err(), "polled: no interrupt");
             assert!(b.rx().arm(), "nothing is waiting");
             send(&mut a, &VnetHdr::default(), &f);
-            // An interrupt for the previous frame may still arrive. The worker checks whether it is
-            // requested after it has written the frame, and may be delayed between the two.
+            // An interrupt for the previous frame may still arrive. The worker writes a frame, then
+            // checks whether an interrupt is requested, and may be delayed between the two steps.
             rig::wait("the interrupt", || b.rx().call_fd().read().is_ok() && !b.rx().arm());
             receive(&mut b, 1);
         }

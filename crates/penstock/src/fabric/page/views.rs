@@ -50,7 +50,8 @@ pub struct Views {
     controller: Arc<Controller>,
     kept: BTreeMap<&'static str, Kept>,
     of_tenants: tokio::sync::Semaphore,
-    /// Time of the controller's last missed answer. For [`FRESH`] no other reader waits for it.
+    /// Time of the controller's last missed answer. Until [`FRESH`] has passed, no other reader
+    /// waits for the controller.
     busy: std::sync::Mutex<Option<Instant>>,
 }
 

@@ -27,7 +27,7 @@ const FRAME: usize = 1500;
 const HEADER: usize = 12;
 /// Number of frames that a guest sends in one turn.
 const BURST: usize = 32;
-/// Descriptors of a ring. After a while without its core, a loop still finds frames in it.
+/// Descriptors of a ring: enough that a loop still finds frames after a while without its core.
 const RING: u16 = 1024;
 
 fn objects(scratch: &Scratch, capacity: u64) -> String {

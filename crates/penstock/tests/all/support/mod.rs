@@ -127,7 +127,6 @@ pub fn namespace_options() -> Option<&'static [&'static str]> {
     found
 }
 
-/// A running daemon.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
@@ -252,7 +251,6 @@ impl Daemon {
         assert!(status.unwrap().success());
     }
 
-    /// Waits until the daemon ends.
     pub fn await_end(&mut self) -> ExitStatus {
         await_some("the daemon's end", || self.child.try_wait().unwrap())
     }

@@ -98,7 +98,7 @@ pub struct Settings {
     /// Number of intervals between two comparisons of all switches with their intended state. 0
     /// means never.
     pub verify_every: u64,
-    /// Least time for which the store keeps earlier values.
+    /// Minimum time for which the store keeps earlier values.
     pub history: Duration,
 }
 

@@ -89,7 +89,8 @@ pub trait Door: Send + Sync + fmt::Debug + 'static {
 /// A stream of admitted connections.
 pub type Incoming = ReceiverStream<io::Result<Connection>>;
 
-/// Admits connections, with concurrent handshakes, until the stream is dropped. If `tls` is `None`,
+/// Admits connections until the stream is dropped. Handshakes run concurrently. If `tls` is `None`,
+/// clients are not authenticated.
 /// it does not authenticate clients.
 #[must_use]
 pub fn incoming(

@@ -1,4 +1,5 @@
-//! The worker tells the vCPU scheduler that frames arrived for a VM: only for frames, and with one
+//! The worker notifies the vCPU scheduler when frames arrive for a VM, but not when the VM sends.
+//! One system call wakes a sleeping scheduler, for any number of frames.
 //! system call however many they are.
 
 use std::fs::File;

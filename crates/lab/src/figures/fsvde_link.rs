@@ -30,7 +30,7 @@ use penstock_units::{BitsPerSecond, Nanos, Weight};
 pub(super) const WINDOW: u32 = 44;
 /// Bytes of a frame: an MTU and Ethernet's header.
 pub(super) const FRAME: u32 = 1_514;
-/// Least time from a frame's departure to the next frame of its flow; the most is twice that.
+/// Minimum time from a frame's departure to the next frame of its flow. The maximum is twice that.
 pub(super) const BACK: Nanos = Nanos::from_micros(200);
 
 /// A client: its weight, and the number of flows of each of its VMs.

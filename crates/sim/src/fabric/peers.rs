@@ -48,7 +48,7 @@ const SHORT: &str = "10000 0.5\n100000 0.8\n2000000 1";
 /// Results of the check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Check {
-    /// Least rate in a tenth of a second, relative to the guarantee.
+    /// Minimum rate in a tenth of a second, relative to the guarantee.
     pub guarantee: f64,
     /// Rate of X alone, relative to the link.
     pub spare: f64,

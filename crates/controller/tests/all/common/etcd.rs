@@ -179,7 +179,8 @@ impl Cluster {
         self.replace(pairs.collect()).await;
     }
 
-    /// Restores the data in `copy`.
+    /// Replaces all members' data with the copy that `save` made. The members stop for this and
+    /// restart.
     pub async fn restore(&mut self, copy: &str) {
         let names: Vec<_> = (0..MEMBERS).map(|n| format!("m{n}")).collect();
         let pairs = names.iter().map(|name| (format!("{name}.{copy}"), name.clone()));

@@ -71,7 +71,7 @@ impl Histogram {
         Self { counts, count: 0, sum: 0, least: u64::MAX, most: 0 }
     }
 
-    /// Adds a delay to the histogram. Delays above 2^40 ns count as 2^40 ns.
+    /// Adds one delay to the counts, the sum, the minimum and the maximum.
     #[inline]
     pub fn record(&mut self, delay: Nanos) {
         self.counts[bucket(delay.0)] += 1;

@@ -16,8 +16,8 @@
 //! These rules hold on each processor:
 //! 1. The slices of a vCPU take at most its share: S / (D + S) <= share.
 //! 2. The slices of all vCPUs together take at most 0.7 of the processor ([`Limits::density_ppm`]).
-//! 3. The slots of all vCPUs can be laid out ([`crate::slots`]). Up to 0.7 this is nearly always
-//!    possible.
+//! 3. The slots of all vCPUs can be laid out ([`crate::slots`]). Up to 0.7 of the processor, such a
+//!    layout is nearly always possible.
 //! 4. A vCPU takes at most its share even if other vCPUs bring its slices forward. Other vCPUs can
 //!    do so because they own the slots before the vCPU's deadline
 //!    ([`crate::slots::shortest_gaps`]).

@@ -20,8 +20,8 @@
 //! # Effect on others ([`Taken`])
 //! A vCPU with a reservation may run on any processor of its root domain, before every slice that
 //! is lent. Shares are therefore parts of the average time that remains. All reserved time may fall
-//! on one processor. Slices of deadlines get only what then remains there. A vCPU that reclaims can
-//! take a whole processor.
+//! on one processor. Slices of deadlines on that processor then get only the remaining time. A vCPU
+//! that reclaims can take a whole processor.
 //!
 //! # Cost
 //! Planning takes O(VMs).

@@ -43,7 +43,7 @@ pub struct VcpuSection {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VcpuMode {
-    /// The VM runs by weight alone.
+    /// By weight alone.
     #[default]
     None,
     /// The VM runs again within its deadline after each descheduling.
@@ -52,7 +52,7 @@ pub enum VcpuMode {
     Aperiodic,
     /// The kernel reserves a run time in each period for the VM (`SCHED_DEADLINE`).
     Reserved,
-    /// The VM carries the I/O of others. Only simulations have this mode. Hosts refuse it.
+    /// The VM carries the I/O of others. Only simulations have this mode, hosts refuse it.
     Driver,
 }
 

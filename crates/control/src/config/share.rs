@@ -136,7 +136,7 @@ pub enum Flows {
     /// The exact-match cache holds all flows.
     #[default]
     Single,
-    /// The majority of frames miss the exact-match cache.
+    /// Most frames miss the exact-match cache.
     Multiple,
 }
 

@@ -1,6 +1,5 @@
 //! The worker notifies the vCPU scheduler when frames arrive for a VM, but not when the VM sends.
 //! One system call wakes a sleeping scheduler, for any number of frames.
-//! system call however many they are.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;

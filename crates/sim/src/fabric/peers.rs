@@ -76,8 +76,8 @@ impl Check {
     }
 }
 
-/// The settings of the sweep. They run from slow to fast, with and without caution, hold and
-/// headroom, each at two periods. Limits are forgotten at once or after 10 s.
+/// The settings of the sweep. The sweep covers slow to fast rate changes, with and without caution,
+/// hold and headroom, each with two periods. Limits are forgotten at once or after 10 s.
 #[must_use]
 pub fn candidates() -> Vec<PairLimits> {
     let mut all = Vec::new();

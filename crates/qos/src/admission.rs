@@ -39,9 +39,9 @@
 
 use penstock_units::{BitsPerSecond, CyclesPerSecond};
 
-/// Largest number of workers.
+/// Maximum number of workers.
 pub const WORKERS_MAX: usize = 16;
-/// Largest number of excesses in a report.
+/// Maximum number of excesses in a report.
 const EXCESSES_MAX: usize = 16;
 
 /// A set of workers, one bit per worker number.

@@ -379,8 +379,8 @@ mod tests {
         assert_eq!(order, [1; 15]);
     }
 
-    /// One client has a single frame at a time, beside others with long requests. It runs empty
-    /// each time.
+    /// One client has a single frame at a time, beside others with long requests. This client runs
+    /// empty each time.
     #[test]
     fn a_client_that_runs_empty_while_behind_keeps_its_share() {
         let mut eevdf = with(&[1; 41]);

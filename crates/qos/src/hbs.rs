@@ -44,7 +44,7 @@
 //!
 //! # Departures
 //!
-//! None. The paper does not say after how many loops a unit is demoted.
+//! There are no departures. The paper does not say after how many loops a unit is demoted.
 //!
 //! # Cost
 //!
@@ -297,7 +297,7 @@ impl BatchScheduler {
         }
     }
 
-    /// Reports that the unit's port has no tokens. It waits for [`Self::release`].
+    /// Reports that the unit's port has no tokens. The unit waits for [`Self::release`].
     #[inline]
     pub fn hold(&mut self, slot: usize) {
         if self.nodes.get(slot).is_some_and(|node| node.queue < WAITING) {

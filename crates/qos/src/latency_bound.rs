@@ -195,9 +195,10 @@ pub struct Core {
 /// Part of the unsold or unused cycles that ports above get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Surplus {
-    /// They get their part of the unsold cycles, because all other ports use their purchases.
+    /// Ports above get their part of the unsold cycles, because all other ports use their
+    /// purchases.
     Shared,
-    /// They get all unused cycles, because no other port sends.
+    /// Ports above get all unused cycles, because no other port sends.
     Left,
 }
 

@@ -89,7 +89,7 @@ pub const FRAMES_DEFAULT_MIN: u32 = 256;
 /// Colour of a frame (RFC 2697 and 2698).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Colour {
-    /// The committed bucket pays for the frame.
+    /// The frame is within the committed rate.
     Green,
     /// The frame is above the committed rate, and within the excess burst or the peak rate.
     Yellow,

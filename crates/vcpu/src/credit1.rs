@@ -184,8 +184,8 @@ impl Credit1 {
         }
     }
 
-    /// Lets `vcpu` continue with the account that `was` has in `before`. It runs or waits as `was`
-    /// did.
+    /// Lets `vcpu` continue with the account that `was` has in `before`. `vcpu` runs or waits as
+    /// `was` did.
     pub(crate) fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
         self.book.resume(vcpu, &before.book, was);
         if before.runnable(was) {

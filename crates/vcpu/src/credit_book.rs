@@ -15,11 +15,11 @@
 //! - Balance: the sum of the active vCPUs' credits after the last epoch.
 //!
 //! # Approach
-//! Used time burns credits. The remainder of the division of time by credits is kept for the next
-//! charge. If a tick finds a vCPU running, the vCPU becomes active and is no longer boosted. In
-//! every epoch, all credits are divided among the active VMs by weight. A negative balance is
-//! divided in the same way. A VM gets at most its cap, and at most the credits that its active
-//! vCPUs could use. The rest goes to the VMs after it.
+//! Used time is converted to credits, which are burned. The remainder of the division is kept for
+//! the next charge. If a tick finds a vCPU running, the vCPU becomes active and is no longer
+//! boosted. In every epoch, all credits are divided among the active VMs by weight. A negative
+//! balance is divided in the same way. A VM gets at most its cap, and at most the credits that its
+//! active vCPUs could use. The rest goes to the VMs after it.
 //!
 //! A vCPU with credits below 0 is OVER, otherwise UNDER. Its credits are bounded to -1 epoch and
 //! +1 epoch. A vCPU above the upper bound does not use its credits, so it stops earning and keeps

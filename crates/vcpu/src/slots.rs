@@ -8,9 +8,9 @@
 //!
 //! # Source
 //! This is pinwheel scheduling: task i runs at least once in any a_i consecutive slots, with a_i =
-//! D_i / S + 1. R. Holte et al. (1989) introduced it. M. Chan, F. Chin, \"Schedulers for larger
-//! classes of pinwheel instances\", Algorithmica 9 (1993), show that a set which needs at most 0.7
-//! of the slots can be placed. This module uses their method with one base.
+//! D_i / S + 1. R. Holte et al. (1989) introduced pinwheel scheduling. M. Chan, F. Chin,
+//! \"Schedulers for larger classes of pinwheel instances\", Algorithmica 9 (1993), show that a set
+//! which needs at most 0.7 of the slots can be placed. This module uses their method with one base.
 //!
 //! # Approach
 //! For a base x, every a_i is lowered to a period x * 2^k. Periods of that form can get disjoint

@@ -76,7 +76,7 @@ pub enum Change {
     },
     /// Maps a code point to a queue on a port.
     Map { port: String, dscp: u8, queue: u8 },
-    /// Removes a code point from a port's map. It is then in queue 0.
+    /// Removes a code point from a port's map. The code point is then in queue 0.
     Unmap { port: String, dscp: u8 },
 }
 

@@ -162,7 +162,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn list(&self, prefix: &str) -> Result<Listing, StoreError>;
 
     /// Writes if all conditions hold. Returns the revision of the change. A transaction changes
-    /// nothing if it has no writes or only deletes absent keys. It then has the revision of the
+    /// nothing if it has no writes or only deletes absent keys. Its revision is then that of the
     /// last change.
     ///
     /// If the future is dropped, the transaction may or may not be written.

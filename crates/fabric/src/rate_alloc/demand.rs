@@ -10,7 +10,7 @@
 //! An estimate is made once per period. A pair that was limited, by its rate limit or by the
 //! network, may want any rate. A pair that was not limited wanted exactly the rate that it sent.
 //! Its estimate has some slack, so that the pair can grow. The estimate lags by a period. This lag
-//! is a weakness of guarantee partitioning. A tenant with a queue of its own does not have it
+//! is a weakness of guarantee partitioning. A queue of the tenant's own avoids this weakness
 //! (QShare §II-B).
 
 use penstock_units::BitsPerSecond;

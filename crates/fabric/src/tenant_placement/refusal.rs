@@ -174,7 +174,7 @@ impl Datacenter {
         best
     }
 
-    /// The link below `root` that excludes the most VMs. If no link excludes VMs, the first uplink
+    /// The link below `root` that excludes the most VMs. If there is no such link, the first uplink
     /// of the root.
     fn tightest(&self, ask: &Ask<'_>, root: NodeId) -> Reason {
         let topology = self.topology();

@@ -98,7 +98,7 @@ impl Request {
         self
     }
 
-    /// Maximum number of VMs in a node of each layer. In the layers from the root of its tree up, a
+    /// Maximum number of VMs in a node of each layer. In each layer from the root of its tree up, a
     /// tenant has all VMs in one domain. A bound therefore also holds for the layers below it.
     pub(super) fn caps(&self, topology: &Topology) -> Result<Vec<u32>, RequestError> {
         let (vms, highest) = (self.hose.vms(), topology.layers() - 1);

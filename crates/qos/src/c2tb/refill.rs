@@ -176,7 +176,7 @@ impl BucketSet {
         self.earning_weights += u64::from(bucket.weight);
     }
 
-    /// Removes a bucket from the list. It must be up to date.
+    /// Removes a bucket from the list. The bucket must be up to date.
     pub(super) fn delist(&mut self, slot: usize) {
         let bucket = &self.buckets[slot];
         let place = bucket.place;

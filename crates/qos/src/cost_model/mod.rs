@@ -8,7 +8,7 @@
 //! # Source
 //!
 //! C2QoS §III: eq. (1), Figs. 5 and 6, "Modeling methodology". If a contract names no mix of sizes,
-//! the model assumes an Internet mix (IMIX, RFC 6985).
+//! the model assumes the simple Internet mix (RFC 6985).
 //!
 //! # Quantities
 //!
@@ -75,7 +75,7 @@ pub const SIZES: [u16; 6] = [64, 128, 256, 512, 1024, 1500];
 pub const RULES: [u32; 3] = [1, 1_000, 10_000];
 /// Version of the model's file format. Files of other versions are refused.
 pub const VERSION: u32 = 1;
-/// Largest number of VMs or cores that a coefficient may have.
+/// Maximum number of VMs or cores that a coefficient may have.
 const COUNT_MAX: u32 = 65_536;
 
 /// Factor by which a frame's cost grows under one condition, such as a number of VMs.

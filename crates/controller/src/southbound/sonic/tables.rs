@@ -11,7 +11,8 @@ pub type Tables = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Key of the stamp, in STATE_DB.
 pub(super) const STAMP: &str = "PENSTOCK_TABLE|stamp";
-/// Key of the stamp up to version 0.1. It was in CONFIG_DB, where all tables must have a model.
+/// Key of the stamp up to version 0.1. The key was in CONFIG_DB, where all tables must have a
+/// model.
 pub(super) const OLD_STAMP: &str = "PENSTOCK|stamp";
 /// Key of the switch's type.
 const DEVICE: &str = "DEVICE_METADATA|localhost";

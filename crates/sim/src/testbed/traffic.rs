@@ -80,8 +80,8 @@ pub struct Probe {
     /// Mean time from the link through the server's program back to the link. Actual times vary
     /// from half to one and a half times the mean.
     pub server: Nanos,
-    /// Mean time in the guest from the reply in its ring to the next message in its ring. This time
-    /// varies in the same way.
+    /// Mean time in the guest from the reply in its ring to the next message in its ring. Actual
+    /// times vary like those of `server`.
     pub guest: Nanos,
 }
 

@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let descriptors = protox::compile([proto], ["proto"])?;
         let mut generator = tonic_prost_build::configure().build_server(server);
         if proto == GNMI {
-            // Its comments are not valid for rustdoc.
+            // The comments of this file are not valid for rustdoc.
             generator = generator.disable_comments(["."]);
         }
         generator.compile_fds(descriptors)?;

@@ -1,6 +1,6 @@
 //! Keeps the last events in memory for operators.
 //!
-//! Metrics count events, and logs keep all of them. An operator reads this list first.
+//! Metrics count events, and logs keep all events. This list is where an operator looks first.
 
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Stamp;
 
-/// Largest number of events in memory.
+/// Maximum number of events in memory.
 pub const EVENTS_MAX: usize = 1_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@
 //! # Approach
 //!
 //! This module uses no clock, disk or network. It receives events and returns decisions. The caller
-//! stores a change before it carries it out. If the store fails, the caller drops the change.
+//! stores a change before it carries it out. If the store refuses the change, the caller drops it.
 //!
 //! # Source
 //!
@@ -89,7 +89,7 @@ pub struct Used {
 /// Measurements of an interval. The key is the server.
 pub type Usage = BTreeMap<NodeId, Vec<Used>>;
 
-/// Usage of a tenant. It follows from the measurements of an interval.
+/// Usage of a tenant. The values follow from the measurements of an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
     /// Rate that all of the tenant's VMs sent, in bit/s.

@@ -1,7 +1,7 @@
-//! FNV-1a with 64 bits (RFC 9923). It distributes names and detects disk errors. It does not resist
-//! attackers.
+//! FNV-1a with 64 bits (RFC 9923). The hash distributes names and detects disk errors. It does not
+//! resist attackers.
 
-/// Returns the hash of some bytes. It is the same on every machine and in every version.
+/// Returns the hash of some bytes. The hash is the same on every machine and in every version.
 pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)

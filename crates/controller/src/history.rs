@@ -2,24 +2,25 @@
 //!
 //! # Approach
 //!
-//! Every tenant gets one sample in each interval, so its samples are those of the most recent
-//! intervals. Samples of removed tenants are deleted. A new leader starts with an empty history,
-//! because a monitoring system keeps the past. This history serves a page that was just opened.
+//! Every tenant gets one sample in each interval. A tenant's samples are therefore those of the
+//! most recent intervals. Samples of removed tenants are deleted. A new leader starts with an empty
+//! history, because older data belongs in a monitoring system. This history serves a page that was
+//! just opened.
 //!
 //! # Cost
 //!
 //! The history has at most [`INTERVALS_MAX`] intervals and [`SAMPLES_MAX`] samples of 40 bytes (40
-//! MB). If there are more than 3,333 tenants, it has fewer intervals.
+//! MB). If there are more than 3,333 tenants, the history has fewer intervals.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-/// Largest number of intervals.
+/// Maximum number of intervals.
 pub const INTERVALS_MAX: usize = 300;
-/// Largest number of samples of all tenants together.
+/// Maximum number of samples of all tenants together.
 pub const SAMPLES_MAX: usize = 1_000_000;
-/// Largest number of samples in a view of all tenants. This is about 2 MB as JSON.
+/// Maximum number of samples in a view of all tenants. This is about 2 MB as JSON.
 pub const SHOWN_MAX: usize = 60_000;
 
 /// Usage of a tenant in one interval.

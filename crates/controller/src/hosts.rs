@@ -3,7 +3,8 @@
 //! # Problem
 //!
 //! Hosts mark packets, and their uplinks have the first queues that a packet meets. A host
-//! therefore needs to know its tenants and the state of its own ports. It must confirm changes.
+//! therefore needs to know its tenants and the state of its own ports. The host must confirm
+//! changes.
 //!
 //! # Approach
 //!

@@ -1,5 +1,5 @@
-//! Stored records of tenants and of the binding. They use names and are therefore independent of
-//! the numbering of nodes and tenants.
+//! Stored records of tenants and of the binding. The records use names and are therefore
+//! independent of the numbering of nodes and tenants.
 //!
 //! # Problem
 //!
@@ -89,9 +89,9 @@ pub struct ClassRecord {
 pub struct SpreadRecord {
     /// Layer of the fault domain: 0 for servers, 1 for racks, and so on.
     pub layer: usize,
-    /// Largest number of the tenant's VMs in one domain.
+    /// Maximum number of the tenant's VMs in one domain.
     pub most_vms: Option<u32>,
-    /// Smallest number of domains with VMs of the tenant.
+    /// Minimum number of domains with VMs of the tenant.
     pub least_domains: Option<u32>,
 }
 
@@ -379,7 +379,7 @@ pub fn to_bytes<T: Serialize>(record: &T) -> Vec<u8> {
     serde_json::to_vec(record).expect("records are plain data")
 }
 
-/// Reads a record from the store and checks its version, if it has one.
+/// Reads a record from the store. If the record has a version, checks the version.
 ///
 /// # Errors
 /// The record has another version or is malformed.

@@ -13,8 +13,8 @@
 //! gets the file's name in an error.
 //!
 //! If a plan cannot be stored, the file is overwritten in place with the stamp alone. The stamp is
-//! shorter and needs no space on the disk. If that fails too, the file is removed. [`Keeper`]
-//! retries to store the plan.
+//! shorter and needs no space on the disk. If the overwriting fails too, the file is removed.
+//! [`Keeper`] retries to store the plan.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -34,7 +34,8 @@ use crate::fnv::fnv1a;
 
 /// Version of the file format.
 const VERSION: u32 = 1;
-/// Largest file that is read, in bytes. It is four times the largest message.
+/// Maximum size of a file that is read, in bytes. The size is four times that of the largest
+/// message.
 const BYTES_MAX: u64 = 4 << 20;
 /// First and longest pause between attempts to store a plan.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -87,7 +88,7 @@ impl<T: Stamped> Saved<T> {
         on_a_thread(move || this.read()).await
     }
 
-    /// Stores a plan. If that fails, stores its stamp or removes the file.
+    /// Stores a plan. If that fails, stores the plan's stamp or removes the file.
     ///
     /// `Ok` has a message if the plan is not stored. `Err` means that the old file is still there.
     async fn keep(&self, plan: T) -> Result<Option<String>, String> {
@@ -195,7 +196,7 @@ impl<T: Stamped> Saved<T> {
         }
     }
 
-    /// Syncs the directory. Without this, a new name may not be on the disk.
+    /// Syncs the directory. Without a sync, a new name may not be on the disk.
     fn sync_folder(&self) -> io::Result<()> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()

@@ -14,13 +14,13 @@ pub mod v1 {
     tonic::include_proto!("penstock.fabric.v1");
 }
 
-/// Largest message between a controller and an agent in bytes. It has room for 4,096 tenants with
-/// long names.
+/// Maximum size of a message between a controller and an agent in bytes. This size has room for
+/// 4,096 tenants with long names.
 pub const AGENT_BYTES_MAX: usize = 1 << 20;
-/// Largest message between a controller and an operator in bytes. It has room for 100,000 tenants
-/// as JSON.
+/// Maximum size of a message between a controller and an operator in bytes. This size has room for
+/// 100,000 tenants as JSON.
 pub const OPERATOR_BYTES_MAX: usize = 64 << 20;
-/// Largest number of tenants in a host's report or plan.
+/// Maximum number of tenants in a host's report or plan.
 pub const TENANTS_MAX: usize = 4_096;
 /// Longest name in bytes.
 pub const NAME_BYTES_MAX: usize = 63;

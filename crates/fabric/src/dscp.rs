@@ -2,7 +2,8 @@
 //!
 //! # Problem
 //!
-//! Six bits of a packet select its queue, and a fabric has more tenants than values.
+//! The code point is a value of six bits that selects a packet's queue. A fabric has more tenants
+//! than values.
 //!
 //! # Source
 //!
@@ -49,13 +50,13 @@ pub enum PaletteError {
     /// The value has more than six bits.
     #[error("code point {0} has more than six bits; write 1 to {HIGHEST}")]
     TooHigh(u8),
-    /// The value belongs to the shared queue.
+    /// The value is 0, which belongs to the shared queue.
     #[error("code point 0 is the shared queue's; write 1 to {HIGHEST}")]
     Shared,
     /// The value occurs twice.
     #[error("code point {0} is there twice; write it once")]
     Twice(u8),
-    /// There are no values.
+    /// The palette has no value, for example because the fabric reserves all code points.
     #[error("no DSCP is free; reserve fewer")]
     Empty,
 }
@@ -194,8 +195,8 @@ impl<'a> Colouring<'a> {
             if self.values[user].is_some() {
                 continue;
             }
-            // Ranks only rise. A user that shares a switch but no link changes ranks too, which is
-            // noticed here.
+            // Ranks only rise. A new value also raises the ranks of users that share a switch but
+            // no link. Such a change is noticed here.
             if rank != self.rank(id) {
                 next.push(self.rank(id));
                 continue;

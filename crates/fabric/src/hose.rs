@@ -11,10 +11,10 @@
 //!
 //! # Approach
 //!
-//! A link separates a tenant's VMs into the VMs below it and the others. Upwards it carries at most
-//! the sum that the VMs below may send and the sum that the others may receive, whichever is less.
-//! Downwards the roles are exchanged. With equal rates B, the result is `B * min(m, N - m)` for m
-//! of N VMs below.
+//! A link separates a tenant's VMs into the VMs below it and the others. Upwards, the link carries
+//! at most the smaller of two sums: the rates at which the VMs below may send, and the rates at
+//! which the others may receive. Downwards the roles are exchanged. With equal rates B, the result
+//! is `B * min(m, N - m)` for m of N VMs below.
 //!
 //! # Example
 //!
@@ -25,7 +25,7 @@
 use penstock_units::BitsPerSecond;
 use thiserror::Error;
 
-/// Most VMs of a tenant.
+/// Maximum number of VMs of a tenant.
 pub const VMS_MAX: u32 = 1 << 20;
 
 /// VMs with the same guarantees.
@@ -133,7 +133,7 @@ impl Hose {
         self.classes.iter().map(|class| class.vms).sum()
     }
 
-    /// The common rate of all VMs in both directions, if there is one.
+    /// The common rate of all VMs in both directions. `None` if the rates differ.
     #[must_use]
     pub fn uniform(&self) -> Option<BitsPerSecond> {
         let first = self.classes[0].send;

@@ -24,7 +24,7 @@ use crate::topology::{LinkId, NodeId, Topology};
 /// A whole rate in thousandths.
 pub const WHOLE_PERMILLE: u32 = 1000;
 
-/// Whether a node takes new VMs and new traffic. If it takes none, the reason.
+/// Whether a node takes new VMs and new traffic. If it takes none, the value is the reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Service {
     /// The node takes new VMs and new traffic.
@@ -132,13 +132,13 @@ impl Ledger {
         if self.in_service(server) { self.free[server.index()] } else { 0 }
     }
 
-    /// Slots of a server without a VM.
+    /// Slots of a server that hold no VM, whether or not the server is in service.
     #[must_use]
     pub fn free_slots(&self, server: NodeId) -> u32 {
         self.free[server.index()]
     }
 
-    /// Largest reservation on a link in each direction.
+    /// Largest permitted reservation on a link, in each direction.
     #[must_use]
     pub fn limit(&self, link: LinkId) -> BitsPerSecond {
         BitsPerSecond(self.limit[link.index()])
@@ -181,7 +181,7 @@ impl Ledger {
         if limit == 0 { 1.0 } else { share(reserved, limit).min(1.0) }
     }
 
-    /// Reserved fraction of the most reserved layer.
+    /// Reserved fraction of the most reserved layer, from 0 to 1.
     #[must_use]
     pub fn scarcest_share(&self) -> f64 {
         (1..=self.layers.len()).map(|layer| self.reserved_share(layer)).fold(0.0, f64::max)

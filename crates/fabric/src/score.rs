@@ -11,7 +11,7 @@
 //!
 //! # Quantities
 //!
-//! On host j, a tenant has m of its N VMs. They sent U^o and received U^i bit/s during the
+//! On host j, a tenant has m of its N VMs. These m VMs sent U^o and received U^i bit/s during the
 //! interval. The payment factor is the bandwidth that the tenant pays for, N * B bit/s. The pricing
 //! constant k is 1, because only comparisons matter.
 //!

@@ -20,8 +20,8 @@ pub fn nanos(d: Duration) -> u64 {
 }
 
 /// Waits until `fd` is readable or hung up, or until `limit` has passed. Returns true in the first
-/// case. Without a descriptor it only waits. Callers use this as a pause between two attempts to
-/// reach a peer's socket.
+/// case. Without a descriptor, the function only waits. Callers use it as a pause between two
+/// attempts to reach a peer's socket.
 pub fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
     let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
     match fd {

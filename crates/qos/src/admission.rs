@@ -20,9 +20,9 @@
 //!
 //! The first rule is that purchased bandwidth must not exceed the link. The second rule concerns
 //! cycles. A port spends its cycles only on the workers that have its queue pairs. All claims fit
-//! if and only if no set of workers is oversold: the claims confined to the set do not exceed its
-//! capacity (Hall's condition). With one worker, this is the paper's sum. A refusal names the
-//! smallest sets that are oversold, each with the nearest remedies.
+//! if and only if no set of workers is oversold. A set is oversold if the claims confined to it
+//! exceed its capacity (Hall's condition). With one worker, this is the paper's sum. A refusal
+//! names the smallest sets that are oversold, each with the nearest remedies.
 //!
 //! For example, two workers have 1.0 G each. Ports a (0.7 G) and b (0.5 G) are on worker 0, and
 //! port c (0.3 G) is on both. The sum of 1.5 G fits into 2.0 G, but 1.2 G is sold on worker 0,
@@ -39,9 +39,9 @@
 
 use penstock_units::{BitsPerSecond, CyclesPerSecond};
 
-/// Largest number of workers.
+/// Maximum number of workers.
 pub const WORKERS_MAX: usize = 16;
-/// Largest number of excesses in a report.
+/// Maximum number of excesses in a report.
 const EXCESSES_MAX: usize = 16;
 
 /// A set of workers, one bit per worker number.
@@ -109,7 +109,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An account without claims for workers of these capacities. Workers beyond the 16th are
+    /// A ledger without claims, for workers of these capacities. Workers beyond the 16th are
     /// ignored.
     #[must_use]
     pub fn new(capacity: &[CyclesPerSecond]) -> Self {
@@ -149,7 +149,7 @@ impl Ledger {
         CyclesPerSecond(supersets.map(of).min().unwrap_or(0))
     }
 
-    /// Whether all claims fit.
+    /// Whether no set of workers is oversold.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.excesses().is_empty()
@@ -232,7 +232,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Whether all claims fit.
+    /// Whether the link and all sets of workers suffice for the claims.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.link.is_none() && self.cycles.is_empty()

@@ -20,7 +20,7 @@ pub(crate) struct Bucket {
 
 impl Bucket {
     /// A full bucket, as RFC 2697 and 2698 start it. `depth` is in bytes or frames, and `parts` is
-    /// the number of parts of each.
+    /// the number of parts of one byte or frame.
     pub(crate) const fn new(depth: u32, parts: i64) -> Self {
         let depth = depth as i64 * parts;
         Self { level: AtomicI64::new(depth), depth }
@@ -54,8 +54,8 @@ impl Bucket {
         self.take_from(parts, enough)
     }
 
-    /// As [`Self::take`], and leaves the lower half of the bucket untouched unless the bucket is
-    /// full.
+    /// Takes parts like [`Self::take`], but leaves the lower half of the bucket untouched unless
+    /// the bucket is full.
     pub(crate) fn take_spare(&self, parts: i64) -> bool {
         self.take_from(parts, parts.saturating_add(self.depth / 2).min(self.depth))
     }

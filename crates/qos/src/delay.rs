@@ -13,9 +13,8 @@
 //!   %). It covers 0 to 2^40 ns (18 minutes). Longer delays count as 2^40 ns.
 //! - [`Variation`] is the difference between the delays of two consecutive frames of a stream (RFC
 //!   3393 §2).
-//! - [`Jitter`] smooths D, which is the difference between the arrival spacing and the timestamp
-//!   spacing of two packets. It computes J += (|D| - J)/16 in integers (RFC 3550 §6.4.1, Appendix
-//!   A.8).
+//! - [`Jitter`] smooths D, the difference between the arrival spacing and the timestamp spacing of
+//!   two packets. It computes J += (|D| - J)/16 in integers (RFC 3550 §6.4.1, Appendix A.8).
 //!
 //! A test covers an example: RTP at 90 kHz with packets 20 ms apart. If one packet is 10 ms late, D
 //! is 900 and then -900.
@@ -56,7 +55,7 @@ fn bucket(value: u64) -> usize {
     usize::try_from((u64::from(octave) << PARTS) + part).unwrap_or(BUCKETS - 1)
 }
 
-/// The largest value that a bucket holds.
+/// Largest value, in ns, that a bucket holds.
 fn upper(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     let octave = (bucket >> PARTS).saturating_sub(1);
@@ -72,7 +71,7 @@ impl Histogram {
         Self { counts, count: 0, sum: 0, least: u64::MAX, most: 0 }
     }
 
-    /// Counts a delay.
+    /// Adds one delay to the counts, the sum, the minimum and the maximum.
     #[inline]
     pub fn record(&mut self, delay: Nanos) {
         self.counts[bucket(delay.0)] += 1;

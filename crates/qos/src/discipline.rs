@@ -20,16 +20,16 @@
 //! # Cost
 //!
 //! Nothing is allocated after construction. A join or leave changes only that client's account. In
-//! VTRR it also changes the order of at most 32 clients.
+//! VTRR, a join or leave also changes the order of at most 32 clients.
 
 use penstock_units::Weight;
 
 /// Bytes of one allotment: a turn of VTRR among few clients, a request of EEVDF, or the largest
 /// quantum of a VM.
 ///
-/// It is small compared with a segment of 64 KiB, so the scheduling error of a few allotments stays
-/// below that of a frame that cannot be split. It is larger than an MTU, so several small frames
-/// need one decision.
+/// An allotment is small compared with a segment of 64 KiB, so the scheduling error of a few
+/// allotments stays below that of a frame that cannot be split. An allotment is larger than an MTU,
+/// so several small frames need one decision.
 pub const QUANTUM: u32 = 4_096;
 
 /// Divides an output among clients by weight.
@@ -55,7 +55,8 @@ pub trait Discipline {
     /// is returned until [`Self::charge`] is called.
     fn pick(&mut self) -> Option<usize>;
 
-    /// Charges the picked client for `bytes` sent. `next` is the length of its next frame. If it
-    /// has no next frame, `next` is 0, and a call of [`Self::drained`] follows.
+    /// Charges the picked client for `bytes` sent. `next` is the length of the client's next frame
+    /// in bytes. If the client has no next frame, `next` is 0, and a call of [`Self::drained`]
+    /// follows.
     fn charge(&mut self, client: usize, bytes: u32, next: u32);
 }

@@ -13,7 +13,8 @@
 //! Other disciplines with a constant error fit less well. GR3's error is constant only for bounded
 //! ratios of weights, and GR3 needs another level. DRR+ separates latency-critical clients, which
 //! tenants would have to declare. WF2Q+ decides once per packet. EEVDF is WF2Q+ per request.
-//! Several small frames thus cost one decision, and a request is charged for the bytes sent in it.
+//! Several small frames thus cost one decision, and a client is charged for the bytes that it sent
+//! in the request.
 //!
 //! # Quantities
 //!
@@ -56,7 +57,8 @@ use crate::discipline::{Discipline, QUANTUM};
 use crate::heap::SlotHeap;
 
 const SHIFT: u32 = 32;
-/// Most bytes by which a client without frames may lag: one segment that was admitted before it.
+/// Maximum number of bytes by which a client without frames may lag: one segment that was admitted
+/// before it.
 const OWED_MAX: u32 = 65_536;
 /// A bound above the length of any frame. A larger charge counts as this.
 const BYTES_MAX: u32 = 1 << 24;
@@ -105,7 +107,7 @@ impl Client {
     }
 }
 
-/// The state of the EEVDF discipline.
+/// State of the EEVDF discipline: the accounts and requests of all clients.
 #[derive(Clone, Debug)]
 pub struct Eevdf {
     clients: Box<[Client]>,
@@ -377,8 +379,8 @@ mod tests {
         assert_eq!(order, [1; 15]);
     }
 
-    /// One client has a single frame at a time, beside others with long requests. It runs empty
-    /// each time.
+    /// One client has a single frame at a time, beside others with long requests. This client runs
+    /// empty each time.
     #[test]
     fn a_client_that_runs_empty_while_behind_keeps_its_share() {
         let mut eevdf = with(&[1; 41]);

@@ -20,7 +20,7 @@
 //! bucket then goes into debt.
 //!
 //! The tenant's buckets must always cover a frame. Under [`Sharing::Strict`], the VM's buckets must
-//! cover it too. Under [`Sharing::Borrow`], a VM above its part uses the bandwidth that its
+//! also cover the frame. Under [`Sharing::Borrow`], a VM above its part uses the bandwidth that its
 //! siblings leave: the frame passes while the tenant's bucket is more than half full. The lower
 //! half is reserved for the siblings. If the siblings stay within their parts, with bursts of up to
 //! half the tenant's depth in total, the borrower never empties the bucket for them.
@@ -81,7 +81,7 @@ pub enum Sharing {
 /// Result of policing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policed {
-    /// Deliver the frame to its VM.
+    /// The frame is delivered to its VM.
     Pass,
     /// The frame is dropped because the VM exceeds its part.
     AboveVm,

@@ -58,8 +58,8 @@ use penstock_units::Priority;
 pub const DEMOTE_AFTER: u8 = 3;
 
 /// Maximum number of units without tokens that a refill checks. The cost of a refill therefore does
-/// not depend on the number of such units. In one or two refill intervals, no more units than this
-/// can run a batch, so no unit waits longer because of the bound.
+/// not depend on the number of such units. In one or two refill intervals, at most this number of
+/// units can run a batch, so no unit waits longer because of the bound.
 pub const RELEASE_MOST: usize = 32;
 
 /// How units without frames are treated.
@@ -297,7 +297,7 @@ impl BatchScheduler {
         }
     }
 
-    /// Reports that the unit's port has no tokens. It waits for [`Self::release`].
+    /// Reports that the unit's port has no tokens. The unit waits for [`Self::release`].
     #[inline]
     pub fn hold(&mut self, slot: usize) {
         if self.nodes.get(slot).is_some_and(|node| node.queue < WAITING) {
@@ -331,8 +331,8 @@ impl BatchScheduler {
         (self.waiting() > 0).then(|| self.rotate(WAITING))
     }
 
-    /// A ready unit to check outside of decisions, a different one at each call. This finds frames
-    /// of units behind classes that fill the core.
+    /// A ready unit to check outside of decisions, a different one at each call. Such checks find
+    /// frames of units in classes that get no turn because earlier classes fill the core.
     pub fn next_glance(&mut self) -> Option<usize> {
         let gone_on = self.nodes.get(self.glance as usize).filter(|node| node.queue < WAITING);
         let (mut slot, class) = gone_on.map_or((NIL, ABSENT), |node| (node.next, node.queue));

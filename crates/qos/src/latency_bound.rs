@@ -28,10 +28,10 @@
 //! 2. *Beside*: rounds in which every unit of the class runs a batch. The number of rounds is the
 //!    number of batches that the port needs for all frames that it may put into its ring at once.
 //! 3. *Above*: work for which the classes above have tokens. When these classes last had no work
-//!    with tokens, none of their buckets was more than full. They may spend these tokens, get one
-//!    batch each into debt, and spend the tokens of one refill and of later generation. They had
-//!    the core to themselves until the frame came. No more of their work is therefore left than if
-//!    it had started when the frame arrived.
+//!    with tokens, none of their buckets was more than full. The ports above may spend these
+//!    tokens, go into debt by one batch each, and spend the tokens of one refill and of later
+//!    generation. They had the core to themselves until the frame came. No more of their work is
+//!    therefore left than if it had started when the frame arrived.
 //!
 //! If a fraction `rho` of the capacity is generated for the classes above, the wait is the sum
 //! divided by `1 - rho`. Ports of other workers that hand frames over count as above, because their
@@ -84,7 +84,7 @@ use penstock_units::{Cycles, CyclesPerSecond, Nanos, Priority, TscRate};
 use crate::c2tb::{Mode, Terms};
 use crate::cost_model::{CostModel, Deployment, FCS, Profile, to_f64, whole_up};
 
-/// Most frames of a batch.
+/// Maximum number of frames of a batch.
 pub const BATCH_FRAMES: u32 = 32;
 /// Longest batch of a port below the worker's first class. A full batch is shorter at nearly all
 /// frame sizes, so this costs no throughput.
@@ -169,7 +169,7 @@ pub struct Member {
     pub class: Priority,
     /// Number of the port's queue pairs on the worker.
     pub units: u32,
-    /// Whether the port's queue pairs are on other workers, which hand its frames over.
+    /// Whether the port's queue pairs are on other workers and these workers hand its frames over.
     pub elsewhere: bool,
     /// Cost of the port's batches.
     pub batches: Batches,
@@ -195,9 +195,10 @@ pub struct Core {
 /// Part of the unsold or unused cycles that ports above get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Surplus {
-    /// They get their part of the unsold cycles, because all other ports use their purchases.
+    /// Ports above get their part of the unsold cycles, because all other ports use their
+    /// purchases.
     Shared,
-    /// They get all unused cycles, because no other port sends.
+    /// Ports above get all unused cycles, because no other port sends.
     Left,
 }
 

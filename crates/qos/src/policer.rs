@@ -78,7 +78,8 @@ pub const DEPTH_MAX: u32 = 1 << 29;
 /// of headers, 4 of a tag and 4 of FCS.
 pub const SEGMENT: Size = Size { bytes: 46 * (1_448 + 74), frames: 46 };
 /// TCP's smallest retransmission timeout (Linux). A stream that lost a whole window is silent for
-/// this long. A bucket with a depth of less than this time loses tokens meanwhile.
+/// this long. If the bucket's depth is less than this time, it overflows and loses tokens during
+/// the silence.
 pub const RETRANSMIT_MIN: Nanos = Nanos::from_millis(200);
 /// Smallest result of [`default_depth`] in bytes: four large segments.
 pub const DEPTH_DEFAULT_MIN: u32 = 4 * SEGMENT.bytes;

@@ -36,8 +36,8 @@
 //! half a frame and a turn. Surpluses and deficits of clients balance. With the rule "above 0
 //! sends", thirty light clients with large segments were a megabyte ahead together.
 //!
-//! A client that runs empty keeps the rest of its turn. It also keeps a debt. Later cycles pay the
-//! debt, and it is cancelled when no client has frames.
+//! A client that runs empty keeps the rest of its turn. A client that runs empty in debt keeps the
+//! debt. Later cycles pay the debt, and the debt is cancelled when no client has frames.
 //!
 //! A client that gets frames again within a cycle has VFT = max(its old VFT, QVT + 1/S). Its TC is
 //! S times the remaining fraction of the cycle, rounded. TC never exceeds the value with which the
@@ -68,7 +68,7 @@ use penstock_units::Weight;
 
 use crate::discipline::{Discipline, QUANTUM};
 
-/// Most clients. Beyond this number the error outweighs the speed.
+/// Maximum number of clients. Beyond this number the error outweighs the speed.
 pub const CLIENTS_MAX: usize = 32;
 
 /// The shortest turn in bytes: a frame of one MTU.

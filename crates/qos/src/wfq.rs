@@ -17,12 +17,13 @@
 //! Queues with frames are clients of [`Eevdf`]. Within a queue, service is first come, first
 //! served. Empty queues are in no line, so others use their share at once (work conservation).
 //!
-//! EEVDF suits this better than the other disciplines ([`crate::discipline`]). DRR, which hardware
-//! has, sends a queue's whole quantum at once. With weights of 1 to 100, others then wait for 100
-//! quanta. [`crate::vtrr`] spreads turns, but its error grows with the number of queues. It also
-//! rebuilds its line and starts a new cycle whenever a weight changes, which a controller does
-//! every few seconds. EEVDF leads or lags by one request and one frame for any weights and any
-//! number of queues. A new weight touches one account, which keeps its bytes.
+//! EEVDF suits a few weighted queues better than the other disciplines ([`crate::discipline`]).
+//! DRR, which hardware has, sends a queue's whole quantum at once. With weights of 1 to 100, others
+//! then wait for 100 quanta. [`crate::vtrr`] spreads turns, but its error grows with the number of
+//! queues. VTRR also rebuilds its line and starts a new cycle whenever a weight changes, and a
+//! controller changes weights every few seconds. EEVDF leads or lags by one request and one frame
+//! for any weights and any number of queues. A new weight touches one account, which keeps its
+//! bytes.
 //!
 //! # Depth
 //!
@@ -33,10 +34,10 @@
 //!
 //! # Ceilings
 //!
-//! A queue with a ceiling sends no faster than that rate, even if the output has spare time. Unused
-//! time is lost, except for [`CEILING_BYTES`], so that the caller may serve the queue late. While a
-//! queue's frames wait for its ceiling, the queue is in no line. [`Wfq::wake`] returns the end of
-//! this wait. In QShare §VI, hosts limit tenants without a queue of their own.
+//! A queue with a ceiling sends no faster than the ceiling, even if the output has spare time.
+//! Unused time is lost, except for [`CEILING_BYTES`], so that the caller may serve the queue late.
+//! While a queue's frames wait for its ceiling, the queue is in no line. [`Wfq::wake`] returns the
+//! end of this wait. In QShare §VI, hosts limit tenants without a queue of their own.
 //!
 //! # Changes
 //!
@@ -53,7 +54,7 @@ use crate::discipline::Discipline;
 use crate::eevdf::Eevdf;
 use crate::fair_share::queue::{Pool, Queue};
 
-/// Most queues of an output.
+/// Maximum number of queues of an output.
 pub const QUEUES_MAX: usize = 64;
 /// Bytes that a queue with a ceiling may catch up after late service. No burst above the ceiling is
 /// longer, except for the times in [`CEILING_TIMES`].
@@ -200,8 +201,9 @@ impl<T: Copy + Default> Wfq<T> {
         true
     }
 
-    /// Sets a queue's ceiling in bits per second. `None` removes the ceiling. Frames sent under the
-    /// old ceiling no longer count. Returns whether the queue exists.
+    /// Sets a queue's ceiling in bits per second. `None` removes the ceiling. If the rate changes,
+    /// frames sent before the change do not count against the new ceiling. Returns whether the
+    /// queue exists.
     pub fn set_ceiling(&mut self, queue: usize, rate: Option<BitsPerSecond>) -> bool {
         let Some(lane) = self.lanes.get_mut(queue) else { return false };
         if lane.ceiling.map(|ceiling| ceiling.rate) != rate {

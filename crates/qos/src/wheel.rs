@@ -166,7 +166,7 @@ impl Wheel {
     }
 
     fn stand(&mut self, entry: usize) {
-        // `last` is one slot less than there are, because `expire` moves an entry while it is in a
+        // `last` leaves one slot free, because `expire` moves an entry while the entry is in a
         // slot.
         let last = self.passed + u64::from(SLOTS) - 2;
         let number = (self.entries[entry].at >> SHIFT).clamp(self.passed, last);

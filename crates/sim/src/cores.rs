@@ -1,7 +1,7 @@
 //! The workers of a simulated switch. Each worker has a core.
 //!
 //! Each core has its own counter. The core that is furthest behind runs the next turn. For this
-//! reason a frame that one core hands to another arrives with an error of at most one turn.
+//! reason, a frame that one core hands to another arrives with an error of at most one turn.
 
 use std::sync::Arc;
 
@@ -130,7 +130,8 @@ impl Cores {
         }
     }
 
-    /// Index of the core that is furthest behind. If several are equal, the first one.
+    /// Index of the core that is furthest behind. If several cores are equally far behind, the
+    /// first one.
     pub fn behind(&self) -> usize {
         let cores = self.all.iter().enumerate();
         cores.min_by_key(|(_, core)| core.counter.now()).map_or(0, |(at, _)| at)

@@ -45,7 +45,8 @@ pub struct Costs {
     pub ingress: StageCost,
     /// Classification of frames whose flow is in the exact-match cache.
     pub classification: StageCost,
-    /// Cycles per frame whose flow is not in the cache. They replace `classification.frame`.
+    /// Cycles per frame whose flow is not in the cache. These cycles replace
+    /// `classification.frame`.
     pub miss: f64,
     pub egress: StageCost,
     /// Factor on all costs, for the number of VMs and I/O cores and for memory nodes.

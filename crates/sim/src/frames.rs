@@ -3,8 +3,8 @@
 use penstock_units::MacAddr;
 
 /// A UDP frame of `len` bytes (without FCS, at least 60) from `source` to `target`, of flow `flow`.
-/// Its first payload bytes hold `sequence`. The IP addresses are 10.x with the last bytes of the
-/// MAC addresses.
+/// The frame's first payload bytes hold `sequence`. The IP addresses are 10.x with the last bytes
+/// of the MAC addresses.
 #[must_use]
 pub fn udp_frame(
     source: MacAddr,

@@ -1,5 +1,5 @@
 //! Threads that compute without a pause on one processor, like busy vCPUs. Prints how much of the
-//! processor each had, and how late it would have been for events at random times.
+//! processor each thread had, and how late each thread would have been for events at random times.
 //!
 //! `cargo run --release -p penstock-vcpu-host --example hogs -- THREADS CPU SECONDS [OUT]` starts
 //! the threads `hog0` to `hogN`, at most 64. If an event comes while a thread runs, the thread

@@ -43,7 +43,7 @@ impl Bells {
         Ok(Self { path, file })
     }
 
-    /// Whether the path still leads to this file.
+    /// Whether `bells` in the directory is still this file.
     #[must_use]
     pub fn is_current(&self) -> bool {
         let id = |meta: io::Result<std::fs::Metadata>| meta.ok().map(|m| (m.dev(), m.ino()));

@@ -63,9 +63,9 @@ impl Cgroup {
         Ok(Self { path, version, root })
     }
 
-    /// The cgroup in which a thread's processor time is divided: its own, or the nearest ancestor
-    /// in which the controller works. In v2 a leaf has no weight if its parent does not delegate
-    /// the controller.
+    /// The cgroup in which a thread's processor time is divided: the thread's own cgroup, or the
+    /// nearest ancestor in which the controller works. In v2 a leaf has no weight if its parent
+    /// does not delegate the controller.
     ///
     /// # Errors
     /// As for [`Cgroup::of_thread`].
@@ -88,7 +88,7 @@ impl Cgroup {
         self.version
     }
 
-    /// Whether the cgroup is the root of the hierarchy, whose weight does not count.
+    /// Whether the cgroup is the root of the hierarchy. The weight of the root does not count.
     #[must_use]
     pub const fn is_root(&self) -> bool {
         self.root
@@ -119,7 +119,7 @@ impl Cgroup {
         file.open(self.weight_file())?.write_all(weight.to_string().as_bytes())
     }
 
-    /// Converts `parts` millionths of the kernel's default weight to its unit.
+    /// Converts `parts` millionths of the kernel's default weight to the kernel's unit.
     #[must_use]
     pub fn scaled(&self, parts: u64) -> u64 {
         scaled(self.version, parts)

@@ -28,19 +28,17 @@ struct File {
 /// A VM to schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmConfig {
-    /// Name of the VM. Events identify the VM by it.
+    /// Name of the VM. Events identify the VM by this name.
     pub name: String,
-    /// Way to find the VM's threads.
     pub source: Source,
-    /// Pattern for the names of its vCPU threads, with `*` for any text; `None` means QEMU's names.
+    /// Pattern for the names of the VM's vCPU threads, with `*` for any text; `None` means QEMU's
+    /// names.
     pub threads: Option<String>,
-    /// Its scheduling parameters.
     pub contract: Contract,
     /// Time reserved for each vCPU of the VM. If set, only the weight of the contract counts.
     pub reserve: Option<Reserve>,
 }
 
-/// Content of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Processors for the vCPUs of all VMs in the file.

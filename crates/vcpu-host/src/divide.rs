@@ -31,7 +31,7 @@ pub struct Divider {
     pub within: Option<PathBuf>,
 }
 
-/// The deepest directory that contains all threads of the processes of these threads.
+/// The deepest directory that contains all threads of the processes to which `threads` belong.
 #[must_use]
 pub fn home(threads: &[Identity]) -> Option<PathBuf> {
     let pids: BTreeSet<u32> = threads.iter().map(|thread| thread.pid).collect();

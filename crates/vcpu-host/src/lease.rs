@@ -47,7 +47,8 @@ const ENTRY_WORDS: usize = 8;
 const ENTRIES_AT: usize = TAKINGS_AT + MAX_LOOPS * 8;
 const FILE_LEN: usize = ENTRIES_AT + MAX_ENTRIES * ENTRY_WORDS * 8;
 
-/// A process or thread, with its start time to distinguish it from a later one with the same id.
+/// A process or thread. The start time distinguishes it from a later process or thread with the
+/// same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     pub pid: u32,
@@ -57,7 +58,6 @@ pub struct Identity {
     pub started: u64,
 }
 
-/// Entry of a managed thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub thread: Identity,
@@ -65,8 +65,9 @@ pub struct Entry {
     pub saved: Policy,
     /// Number of the scheduling thread that lends to this thread.
     pub by: u8,
-    /// Latest time until which the thread has a real-time policy of the scheduler. 0 means that it
-    /// has none, and [`HELD`] means that it has the policy until it is released.
+    /// Latest time until which the thread has a real-time policy of the scheduler. 0 means that the
+    /// thread has no such policy. [`HELD`] means that the thread has the policy until it is
+    /// released.
     pub until: Nanos,
 }
 
@@ -117,7 +118,7 @@ impl LeaseTable {
         Err(io::Error::new(io::ErrorKind::InvalidData, why))
     }
 
-    /// Whether `path` leads to this file, and not to a later one.
+    /// Whether `path` leads to this file, and not to a later file.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         let id = |meta: io::Result<std::fs::Metadata>| meta.ok().map(|m| (m.dev(), m.ino()));

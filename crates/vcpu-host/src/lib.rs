@@ -14,7 +14,7 @@
 //! | [`weight`] | a vCPU's weight for time that is not lent |
 //! | [`lease`] | the table of what is lent, which survives the lender |
 //! | [`restore`] | restoring threads and cgroups |
-//! | [`watchdog`] | the process that does so if the scheduler dies or stalls |
+//! | [`watchdog`] | the process that restores them if the scheduler dies or stalls |
 //! | [`run_dir`] | the scheduler's directory, used by one scheduler at a time |
 //! | [`process`] | the death of another process |
 //! | [`cgroup`] | the cgroup that divides a thread's processor time |

@@ -10,7 +10,8 @@ use nix::sys::time::TimeSpec;
 
 use crate::sys;
 
-/// A watched process (`pidfd_open(2)`). Unlike its id, the descriptor is never reused.
+/// A watched process (`pidfd_open(2)`). Unlike a process id, the descriptor keeps meaning the same
+/// process.
 #[derive(Debug)]
 pub struct Watched {
     fd: OwnedFd,
@@ -24,7 +25,6 @@ impl AsFd for Watched {
 }
 
 impl Watched {
-    /// Watches the process `pid`.
     ///
     /// # Errors
     /// `ESRCH` if there is no such process, or no descriptor is free.

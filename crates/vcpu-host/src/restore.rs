@@ -1,5 +1,5 @@
 //! Restores threads and cgroups to the state in which they were found. Any process that survives
-//! the scheduler can do it.
+//! the scheduler can restore them.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};
@@ -18,7 +18,7 @@ use crate::threads;
 
 /// Name of the table of leases in a scheduler's directory.
 pub const LEASES: &str = "leases";
-/// Name of the list of weights and affinities in that directory.
+/// Name of the list of weights and affinities in a scheduler's directory.
 pub const BEFORE: &str = "before";
 
 /// State that is changed once and restored at the end.
@@ -47,8 +47,8 @@ impl Before {
         run_dir::replace(dir, BEFORE, text.as_bytes())
     }
 
-    /// Reads the list from a scheduler's directory. It is empty if there is none, or if it belongs
-    /// to another user. Malformed lines are skipped.
+    /// Reads the list from a scheduler's directory. The result is empty if there is no list, or if
+    /// the list belongs to another user. Malformed lines are skipped.
     #[must_use]
     pub fn load(dir: &Path) -> Self {
         let (mut before, mut text) = (Self::default(), String::new());

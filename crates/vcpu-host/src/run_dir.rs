@@ -12,7 +12,7 @@
 //! are regular and belong to the user or to root (`open`), and are always written as new files
 //! (`replace`). The switch must not be able to choose a name and have the scheduler open another
 //! user's file. A lock (`flock`) is held for as long as a scheduler or its watchdog lives. The
-//! watchdog inherits it, so a new scheduler does not start before the old one's threads are
+//! watchdog inherits the lock, so a new scheduler does not start before the old one's threads are
 //! restored.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};

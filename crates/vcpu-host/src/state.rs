@@ -27,11 +27,10 @@ pub struct State {
     #[serde(default)]
     pub refused: Option<String>,
     pub cpus: Vec<CpuState>,
-    /// Its VMs, in the order of the configuration file.
+    /// In the order of the configuration file.
     pub vms: Vec<VmState>,
 }
 
-/// State of a scheduled processor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuState {
     pub cpu: u32,
@@ -46,7 +45,6 @@ pub struct CpuState {
     pub skipped: u64,
 }
 
-/// State of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmState {
     pub name: String,
@@ -65,7 +63,7 @@ pub struct VmState {
 /// when it runs, as the kernel counts it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VcpuState {
-    /// Id of its thread.
+    /// Id of the vCPU's thread.
     pub tid: u32,
     /// Number of the vCPU's processor.
     pub cpu: u32,
@@ -77,11 +75,11 @@ pub struct VcpuState {
     pub blocked: bool,
     /// Milliseconds that the vCPU is behind its share; negative if it is ahead.
     pub credit_ms: f64,
-    /// Median of its waits, in microseconds.
+    /// Median of the vCPU's waits, in microseconds.
     pub wait_p50_us: f64,
-    /// 99th percentile of its waits, in microseconds.
+    /// 99th percentile of the vCPU's waits, in microseconds.
     pub wait_p99_us: f64,
-    /// 99.9th percentile of its waits, in microseconds.
+    /// 99.9th percentile of the vCPU's waits, in microseconds.
     pub wait_p999_us: f64,
     /// Longest wait, in microseconds.
     pub wait_max_us: f64,

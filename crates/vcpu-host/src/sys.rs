@@ -46,7 +46,7 @@ pub(crate) fn getattr(tid: u32) -> io::Result<sched_attr> {
 pub(crate) fn setattr(tid: u32, attr: &sched_attr) -> io::Result<()> {
     let (tid, flags) = (pid(tid)?, 0 as c_uint);
     // SAFETY: the kernel reads `attr.size` bytes of `attr`, which `blank` set to SIZE, the size of
-    // the structure. It outlives the call. Scheduling touches no memory of this process.
+    // the structure. `attr` outlives the call. Scheduling touches no memory of this process.
     result(unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const *attr, flags) })?;
     Ok(())
 }

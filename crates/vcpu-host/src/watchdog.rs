@@ -7,11 +7,12 @@
 //! # Approach
 //! The watchdog is a separate process, with a priority above the scheduler and all loans. It waits
 //! on the scheduler's pidfd, and checks every [`LOOK`] whether a scheduling thread is late for its
-//! next poll by [`STALL`]. While the thread has a loan out, its next poll is due at the next slot.
-//! If the scheduler is dead, every thread and cgroup is restored. If a scheduling thread stalls,
-//! every thread to which it lends is restored. It may lend again when it continues. In both cases
-//! every thread loses its real-time policy within 10 ms. The exception is a reservation while the
-//! scheduler only stalls, because the kernel bounds it.
+//! next poll by [`STALL`]. While a vCPU has a loan from this thread, the thread's next poll is due
+//! at the next slot. If the scheduler is dead, every thread and cgroup is restored. If a scheduling
+//! thread stalls, every thread to which it lends is restored. The scheduling thread may lend again
+//! when it continues. In both cases every thread loses its real-time policy within 10 ms. The
+//! exception is a reservation. If the scheduler only stalls, reservations stay, because the kernel
+//! bounds them.
 //!
 //! # Killed but not yet dead
 //! The pidfd becomes readable when the last thread of a process is gone. The process's first thread
@@ -42,15 +43,15 @@ use crate::process::{self, Watched};
 use crate::restore::{self, LEASES, Reach};
 use crate::run_dir::RunDir;
 
-/// Priority of the watchdog. It is above the scheduling threads, whose priority is above their
-/// loans.
+/// Priority of the watchdog. It is above that of the scheduling threads, which is above that of
+/// their loans.
 pub const PRIORITY: u8 = 95;
 /// Time between two looks at the heartbeats.
 pub const LOOK: Duration = Duration::from_millis(2);
 /// Delay of a poll at which a scheduling thread counts as stalled: twelve slices.
 pub const STALL: Nanos = Nanos::from_millis(6);
 /// Delay of a poll at which a scheduling thread may be dead: two slices. The watchdog then checks
-/// whether its process was killed.
+/// whether the scheduler was killed.
 pub const DOUBT: Nanos = Nanos::from_millis(1);
 /// Line that the watchdog prints when it watches; the process id follows.
 const WATCHING: &str = "watching process";
@@ -158,7 +159,8 @@ impl Watchdog {
     /// taken until the watchdog has ended.
     ///
     /// # Errors
-    /// The watchdog cannot be started or does not watch. Its message is on standard error.
+    /// The watchdog cannot be started or does not watch. The watchdog's message is on standard
+    /// error.
     pub fn start(mut command: Command, dir: &RunDir) -> io::Result<Self> {
         let mut child = command.stdin(dir.lock()?).stdout(Stdio::piped()).spawn()?;
         let watched = Watched::open(child.id());

@@ -1,8 +1,8 @@
-//! The weight of a vCPU in the fair class that gives it its share in the long run.
+//! The weight in the fair class with which a vCPU gets its share in the long run.
 //!
 //! # Problem
-//! The kernel's fair class does not count time that a vCPU was lent. With D = 3 ms one of six hogs
-//! had 30.6 % of a processor instead of 16.7 %.
+//! The kernel's fair class does not count time that a vCPU was lent. With D = 3 ms, one of six hogs
+//! (threads that always compute) had 30.6 % of a processor instead of 16.7 %.
 //!
 //! # Source
 //! The problem was measured. The credits come from [`penstock_vcpu::credit_book`].
@@ -26,7 +26,7 @@ use penstock_units::Nanos;
 
 use crate::cgroup::Cgroup;
 
-/// Time in which a missing share would be made up. An epoch makes up a third of it.
+/// Time in which a missing share would be made up. An epoch makes up a third of the missing share.
 pub const HORIZON: Nanos = Nanos::from_millis(100);
 
 /// Weight one, in the millionths of this module.

@@ -16,16 +16,17 @@
 //! These rules hold on each processor:
 //! 1. The slices of a vCPU take at most its share: S / (D + S) <= share.
 //! 2. The slices of all vCPUs together take at most 0.7 of the processor ([`Limits::density_ppm`]).
-//! 3. The slots of all vCPUs can be laid out ([`crate::slots`]). Up to 0.7 this is nearly always
-//!    possible.
-//! 4. A vCPU takes at most its share even if other vCPUs bring its slices forward. They can do so
-//!    because they own the slots before its deadline ([`crate::slots::shortest_gaps`]).
+//! 3. The slots of all vCPUs can be laid out ([`crate::slots`]). Up to 0.7 of the processor, such a
+//!    layout is nearly always possible.
+//! 4. A vCPU takes at most its share even if other vCPUs bring its slices forward. Other vCPUs can
+//!    do so because they own the slots before the vCPU's deadline
+//!    ([`crate::slots::shortest_gaps`]).
 //! 5. No vCPU with a deadline is on the driver domain's processor.
 //!
 //! # Example
-//! D = 3 ms takes 1/7 of a processor and needs a share of 142,857 ppm. If six VMs are equal, each
-//! has 166,666 ppm. If eight are equal, each has 125,000 ppm and would need D = 3.5 ms. A test
-//! covers this.
+//! D = 3 ms takes 1/7 of a processor and needs a share of 142,857 ppm. Each of six equal VMs has
+//! 166,666 ppm, which suffices. Each of eight equal VMs has 125,000 ppm and would need D = 3.5 ms.
+//! A test covers this.
 //!
 //! # Cost
 //! The cost is that of [`crate::slots::layout`].
@@ -65,8 +66,8 @@ impl Default for Limits {
     }
 }
 
-/// Part of a processor that slices for this deadline take, in millionths. Rounded down, as shares
-/// are.
+/// Part of a processor that slices for this deadline take, in millionths. The result is rounded
+/// down, like shares.
 #[must_use]
 pub fn density_ppm(deadline: Nanos) -> u64 {
     let all = u128::from(deadline.0) + u128::from(SLICE.0);

@@ -7,23 +7,23 @@
 //!
 //! # Approach
 //! Each VM has a bell: a counter in its own cache line. A worker that puts frames into a VM's ring
-//! increments the counter, once per batch. The scheduler checks at each poll whether the counter
-//! has changed, so events coalesce.
+//! increments the counter, once per batch. The scheduler only checks at each poll whether the
+//! counter has changed, so several events between two polls count as one.
 //!
-//! The file survives both processes, so either may start first. A bell keeps its number as long as
-//! its name is in the file. If a VM has ports on two workers, two threads ring its bell. Ringing is
-//! therefore an atomic addition and not a store.
+//! The file survives both processes, so either process may start first. A bell keeps its number as
+//! long as its name is in the file. If a VM has ports on two workers, two threads ring its bell.
+//! Ringing is therefore an atomic addition and not a store.
 //!
 //! # Trust
-//! A counter only means \"changed\" or \"unchanged\". A wrong value at worst reports an event that
-//! did not happen, and that VM is charged for it. Names are compared and never used as paths. The
-//! number of a bell is its position in the file and is below [`BELLS`].
+//! A counter only means \"changed\" or \"unchanged\". At worst, a wrong value reports an event that
+//! did not happen. The VM is charged for the slice that follows. Names are compared and never used
+//! as paths. The number of a bell is its position in the file and is below [`BELLS`].
 //!
 //! # Summons
 //! A scheduling thread may want to be woken by events while it sleeps. It then writes 1 into its
-//! byte beside the counter and reads the counter once more. After its addition, the worker reads
-//! these bytes, clears them, and wakes the threads whose bytes were set. A thread is thus woken at
-//! most once for each time that it went to sleep.
+//! byte beside the counter and reads the counter once more. After the worker has incremented the
+//! counter, it reads these bytes, clears them, and wakes the threads whose bytes were set. A thread
+//! is thus woken at most once for each time that it went to sleep.
 //!
 //! Either the thread sees the new count or the worker sees the byte. Both sides use sequentially
 //! consistent accesses. If a side uses file reads and writes, the kernel's locks order them.
@@ -43,8 +43,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Name of the file, in the scheduler's run directory.
 pub const BELLS_FILE: &str = "bells";
-/// Prefix of the socket name of scheduling thread i in that directory; i follows the prefix. Each
-/// datagram holds the name of a VM for which frames arrived.
+/// Prefix of the socket name of scheduling thread i, in the scheduler's run directory. The number i
+/// follows the prefix. Each datagram holds the name of a VM for which frames arrived.
 pub const SOCKET_PREFIX: &str = "events-";
 /// First word of the file.
 pub const MAGIC: u64 = 0x7073_746b_6265_6c31;

@@ -6,8 +6,8 @@
 //!
 //! # Quantities
 //! - Weight: the VM's proportional share of the processors, for each of its active vCPUs.
-//! - Deadline: the longest time that a vCPU waits. For a periodic VM it counts from when the vCPU
-//!   was last descheduled, for an aperiodic VM from an external event.
+//! - Deadline: the longest time that a vCPU waits. The deadline of a periodic VM counts from when
+//!   the vCPU was last descheduled. The deadline of an aperiodic VM counts from an external event.
 //! - I/O reserve: the part of the VM's credits that is kept for events that wake it.
 
 use penstock_units::{Nanos, Weight};

@@ -11,8 +11,8 @@
 //! The classes are BOOST, UNDER and OVER, in this order ([`crate::credit_book`]). Within a class,
 //! the vCPU that came first runs first. A vCPU that is woken from block is boosted if it has
 //! credits left. A vCPU that is OVER is not boosted, which the paper criticises. A waking vCPU
-//! preempts a running one of a lower class. If it cannot, an idle processor is notified. A vCPU
-//! that left its processor queues behind the others of its class.
+//! preempts a running one of a lower class. If the waking vCPU cannot preempt, an idle processor is
+//! notified. A vCPU that left its processor queues behind the others of its class.
 //!
 //! A slice is 30 ms. Nothing is preempted in the first millisecond of a slice
 //! ([`QueueTerms::ratelimit`]). If the next vCPU of a processor is OVER, the processor looks for a
@@ -27,8 +27,8 @@
 //! # Departures
 //! [`QueueTerms::XEN`] departs from Xen in two points: the topology is one node, and there is no
 //! cache heat. With [`QueueTerms::by_credit`], the vCPU with the most credits runs first within a
-//! class, as in the paper (§III-A). This is the vCPU furthest behind its share, so shares are
-//! accurate to a slice.
+//! class, as in the paper (§III-A). The vCPU with the most credits is furthest behind its share, so
+//! shares are accurate to a slice.
 //!
 //! # Cost
 //! A wake-up costs O(n) if n vCPUs wait on the processor. An epoch costs O(n log n).
@@ -44,8 +44,8 @@ use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
 /// Constants of the run queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueTerms {
-    /// Whether the vCPU with the most credits runs first within a class. If not, the first to come
-    /// does.
+    /// Whether the vCPU with the most credits runs first within a class. If false, the vCPU that
+    /// came first runs first.
     pub by_credit: bool,
     /// Time after starting to run during which a vCPU is not preempted.
     pub ratelimit: Nanos,
@@ -152,7 +152,7 @@ impl Credit1 {
         }
     }
 
-    /// Whether `a` stays in front of `b`, which comes later.
+    /// Whether `a` stays in front of `b` if `b` comes later.
     fn before(&self, a: VcpuId, b: VcpuId) -> bool {
         let key =
             |v| (self.book.class(v), if self.terms.by_credit { self.book.credit(v) } else { 0 });
@@ -184,8 +184,8 @@ impl Credit1 {
         }
     }
 
-    /// Lets `vcpu` continue with the account that `was` has in `before`. It runs or waits as `was`
-    /// did.
+    /// Lets `vcpu` continue with the account that `was` has in `before`. `vcpu` runs or waits as
+    /// `was` did.
     pub(crate) fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
         self.book.resume(vcpu, &before.book, was);
         if before.runnable(was) {
@@ -193,8 +193,8 @@ impl Credit1 {
         }
     }
 
-    /// Records that the vCPU had a slice for an event and has more to do. It runs before other
-    /// vCPUs as long as its reserve pays.
+    /// Records that the vCPU had a slice for an event and has more to do. The vCPU runs before
+    /// other vCPUs as long as its reserve pays.
     pub(crate) fn go_on(&mut self, vcpu: VcpuId, slice: Nanos) {
         self.book.go_on(vcpu, slice);
         if self.unqueue(vcpu) {

@@ -15,10 +15,11 @@
 //! - Balance: the sum of the active vCPUs' credits after the last epoch.
 //!
 //! # Approach
-//! Used time burns credits; the remainder of the division is kept. If a tick finds a vCPU running,
-//! the vCPU becomes active and is no longer boosted. In every epoch each active VM gets its part by
-//! weight of all credits, and of a negative balance. A VM gets at most its cap, and at most the
-//! credits that its active vCPUs could use. The rest goes to the VMs after it.
+//! Used time is converted to credits, which are burned. The remainder of the division is kept for
+//! the next charge. If a tick finds a vCPU running, the vCPU becomes active and is no longer
+//! boosted. In every epoch, all credits are divided among the active VMs by weight. A negative
+//! balance is divided in the same way. A VM gets at most its cap, and at most the credits that its
+//! active vCPUs could use. The rest goes to the VMs after it.
 //!
 //! A vCPU with credits below 0 is OVER, otherwise UNDER. Its credits are bounded to -1 epoch and
 //! +1 epoch. A vCPU above the upper bound does not use its credits, so it stops earning and keeps
@@ -28,7 +29,7 @@
 //! On one processor, weights 256 and 512 get 100 and 200 credits per epoch. A test covers this.
 //!
 //! # Departures
-//! [`CreditTerms::XEN`] has none. [`CreditTerms::FINE`] has these:
+//! [`CreditTerms::XEN`] has no departures. [`CreditTerms::FINE`] has these:
 //!
 //! - Credits are nanoseconds. With credits of 0.1 ms, rounding up would give a processor with 7 VMs
 //!   301 credits and not 300.
@@ -37,9 +38,9 @@
 //!   would cut off part of this swing and distort the shares.
 //! - A vCPU that is charged or has work is active. Ticks coincide with slices of 0.5 ms, so a tick
 //!   might never find one of two vCPUs running.
-//! - A positive balance is subtracted, as a negative balance is added. Otherwise the time that
-//!   pinned VMs leave on other processors would be handed out repeatedly. A VM that starts later
-//!   would then wait until that credit is used up.
+//! - A positive balance is subtracted from the credits of the next epoch, just as a negative
+//!   balance is added. Otherwise the time that pinned VMs leave on other processors would be handed
+//!   out repeatedly. A VM that starts later would then wait until that credit is used up.
 //!
 //! # Cost
 //! Each call is O(1), except `account`, which is O(vCPUs) per epoch.
@@ -56,7 +57,7 @@ pub enum Class {
     Over,
     /// The vCPU has credits left.
     Under,
-    /// The vCPU has credits left and was just woken.
+    /// The vCPU was just woken, and it has credits or an I/O reserve.
     Boost,
 }
 
@@ -351,7 +352,7 @@ impl CreditBook {
         }
     }
 
-    /// Records that a tick found the vCPU running. Its time must have been charged before.
+    /// Records that a tick found the vCPU running. The vCPU's time must have been charged before.
     pub fn tick(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu) else { return };
         if account.class == Class::Boost && account.drawing.is_none() {
@@ -431,8 +432,8 @@ impl CreditBook {
         parking
     }
 
-    /// Gives one vCPU its part of its VM's credits. Returns its credits afterwards, or 0 if it is
-    /// not active.
+    /// Gives one vCPU its part of its VM's credits. Returns the vCPU's credits afterwards, or 0 if
+    /// the vCPU is not active.
     fn give(
         &mut self,
         vcpu: VcpuId,

@@ -94,7 +94,8 @@ fn a_negative_balance_is_handed_out_as_well() {
 
 #[test]
 fn credits_that_a_vm_cannot_use_go_to_those_after_it() {
-    // There are two processors. The heavy VM's part exceeds what its single vCPU could use.
+    // There are two processors. The heavy VM's part exceeds the time that its single vCPU could
+    // use.
     let (mut book, vcpus) =
         active(CreditTerms::XEN, 2, &[contract(100, 0, 0), contract(900, 0, 0)]);
     // VMs are served in the order of activity, the last first. The heavy VM's part is 540 of 600.
@@ -180,7 +181,7 @@ fn a_reserve_wakes_one_that_is_over_and_pays_for_what_it_runs() {
     assert_eq!((book.credit(v), book.reserve(v)), (-165, 5));
     book.end_drawing(v);
     assert_eq!((book.class(v), book.drawing(v)), (Class::Over, None));
-    // The unused part stays and the next one is added.
+    // The unused part of the reserve stays, and the next part is added.
     book.account(BUSY);
     assert_eq!(book.reserve(v), 5 + 15);
 }

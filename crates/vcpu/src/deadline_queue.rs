@@ -13,11 +13,11 @@
 //! - Deadline: the time by which a vCPU must begin to run.
 //!
 //! # Approach
-//! A vCPU that must run by a deadline books a slot: the latest that begins by the deadline. It
-//! chooses among its own slots and the slots that no other vCPU owns or has booked
-//! ([`crate::slots`]). If there is no such slot, it books its next own slot, which begins less than
-//! a slot later. The vCPU is due when its slot begins, and two vCPUs are never due together. A vCPU
-//! thus runs at most D + 0.5 ms after it was last descheduled. This is the paper's D and one poll.
+//! A vCPU that must run by a deadline books the latest slot that begins by the deadline. It chooses
+//! among its own slots and the slots that no other vCPU owns or has booked ([`crate::slots`]). If
+//! there is no such slot, it books its next own slot, which begins less than a slot later. The vCPU
+//! is due when its slot begins, and two vCPUs are never due together. A vCPU thus runs at most D +
+//! 0.5 ms after it was last descheduled. This is the paper's D and one poll.
 //!
 //! # Example
 //! A vCPU with D = 3 ms books the slot 6 slots later. A second vCPU that is due at the same time
@@ -66,8 +66,8 @@ impl DeadlineQueue {
         Self { members: Vec::new() }
     }
 
-    /// Adds a vCPU with its deadline. The vCPU is not queued. Returns whether it fits with the
-    /// others. If not, the queue is unchanged.
+    /// Adds a vCPU with its deadline. The vCPU is not queued. Returns whether the vCPU fits with
+    /// the others. If not, the queue is unchanged.
     pub fn join(&mut self, now: Nanos, vcpu: VcpuId, deadline: Nanos) -> bool {
         let own = Residue { period: 1, phase: 0 };
         self.members.push(Member { vcpu, deadline, own, booked: None, by: Nanos(0) });
@@ -78,7 +78,7 @@ impl DeadlineQueue {
         fits
     }
 
-    /// Removes a vCPU.
+    /// Removes a vCPU with its booking. The other vCPUs get new own slots.
     pub fn part(&mut self, now: Nanos, vcpu: VcpuId) {
         self.members.retain(|member| member.vcpu != vcpu);
         // A subset of a set that fits always fits.
@@ -114,8 +114,8 @@ impl DeadlineQueue {
         })
     }
 
-    /// Queues `vcpu`, which must run by `by`. A booking that it already has stays if it is not
-    /// later.
+    /// Queues `vcpu`, which must run by `by`. If the vCPU already has a booking that is not later,
+    /// that booking stays.
     pub fn enter(&mut self, now: Nanos, vcpu: VcpuId, by: Nanos) {
         let first = now.0.div_ceil(SLICE.0);
         let Some(member) = self.member(vcpu) else { return };
@@ -131,7 +131,7 @@ impl DeadlineQueue {
         }
     }
 
-    /// Queues `vcpu` by its own deadline, counted from `now`.
+    /// Queues `vcpu` with its own deadline, counted from `now`.
     pub fn enter_anew(&mut self, now: Nanos, vcpu: VcpuId) {
         if let Some(deadline) = self.deadline(vcpu) {
             self.enter(now, vcpu, now + deadline);

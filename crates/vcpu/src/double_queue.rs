@@ -8,7 +8,8 @@
 //! VM jitter §III-A, §III-B, §IV.
 //!
 //! # Quantities
-//! D is the VM's deadline. S is 0.5 ms: the slice of the deadline queue and the time between polls.
+//! D is the VM's deadline. S, the slice of the deadline queue, is 0.5 ms. The time between polls is
+//! also S.
 //!
 //! # Approach
 //! 1. The driver domain runs before all others and is never preempted.
@@ -19,17 +20,19 @@
 //!
 //! A periodic vCPU is queued by deadline from when it is descheduled, as long as it is runnable.
 //! This also holds after a yield: the vCPU then runs again at its deadline. An aperiodic vCPU is
-//! queued by deadline from an external event on. Both stay queued until they have run for S or gave
-//! the processor up by themselves. If a vCPU was picked by credits and preempted sooner, it thus
-//! keeps its deadline. An event that comes while the vCPU runs still counts.
+//! queued by deadline from an external event on. Both kinds stay queued until they have run for S
+//! or have given the processor up by themselves. If a vCPU was picked by credits and preempted
+//! before it ran for S, it thus keeps its deadline. An event that comes while the vCPU runs still
+//! counts.
 //!
-//! Both queues charge alike, so deadlines change when a VM runs and not how much. If a VM's share
-//! cannot pay for a deadline, the deadline is not admitted ([`crate::admission`]).
+//! Both queues charge the same credits for the same time. A deadline therefore changes when a VM
+//! runs, but not how long it runs. If a VM's share cannot pay for a deadline, the deadline is not
+//! admitted ([`crate::admission`]).
 //!
 //! # Use by an actuator
 //! An actuator does not own the run queue. It reports what ran by [`DoubleQueue::ran`].
-//! [`DoubleQueue::due`] returns the vCPU to which it lends a slice. [`VcpuScheduler::charge`] and
-//! [`VcpuScheduler::account`] keep the accounts.
+//! [`DoubleQueue::due`] returns the vCPU to which the actuator lends a slice.
+//! [`VcpuScheduler::charge`] and [`VcpuScheduler::account`] keep the accounts.
 //!
 //! # Departures
 //! A due vCPU has a slot on a fixed grid ([`crate::deadline_queue`]). A vCPU with a deadline stays
@@ -155,8 +158,8 @@ impl DoubleQueue {
     }
 
     /// Like [`DoubleQueue::ran`], for a vCPU that may not have run in the time for which it is
-    /// charged. The actuator lent the slice late, because the processor stood still for both. The
-    /// vCPU is still owed its slice.
+    /// charged. The actuator lent the slice late, because the processor stood still for both the
+    /// actuator and the vCPU. The vCPU is still owed its slice.
     pub fn stood(&mut self, vcpu: VcpuId, time: Nanos) {
         let before = self.term(vcpu);
         self.charge_seen(vcpu, time);

@@ -127,7 +127,7 @@ fn the_driver_domain_preempts_all_and_is_preempted_by_none() {
     let driver = add(&mut scheduler, Contract::driver(Weight::ONE));
     let hog = hog(&mut scheduler);
     scheduler.decide(Nanos(0), CPU);
-    // This holds for any time that the driver domain used before.
+    // The result is the same for any time that the driver domain used before.
     scheduler.charge(driver, Nanos::from_secs(1));
     assert_eq!(scheduler.wake(us(100), driver, Cause::Event), Some(CPU));
     let turn = next(&mut scheduler, us(100), us(100), Leave::Preempted);

@@ -20,7 +20,7 @@
 //!    admits it and where deadlines take least. It never goes to the driver domain's processor, and
 //!    if possible not to that of a heavy vCPU.
 //! 4. All other vCPUs follow, the heaviest first. Each goes to the processor with the least weight.
-//!    It only starts there, because the credit queues balance these vCPUs.
+//!    This processor is only the first one, because the credit queues balance these vCPUs.
 //!
 //! # Example
 //! A driver domain and four VMs with D = 3 ms share three processors. Two of the VMs are placed on

@@ -1,4 +1,5 @@
-//! Placement of a configuration's VMs if all of them ran with their planned vCPUs.
+//! Placement of a configuration's VMs, under the assumption that all of them run with their planned
+//! number of vCPUs.
 
 use crate::admission::Limits;
 use crate::reservation::{Ask, Granted, Taken, kernel_limit_ppm, plan, taken};

@@ -20,8 +20,8 @@
 //! # Effect on others ([`Taken`])
 //! A vCPU with a reservation may run on any processor of its root domain, before every slice that
 //! is lent. Shares are therefore parts of the average time that remains. All reserved time may fall
-//! on one processor. Slices of deadlines get only what then remains there. A vCPU that reclaims can
-//! take a whole processor.
+//! on one processor. Slices of deadlines on that processor then get only the remaining time. A vCPU
+//! that reclaims can take a whole processor.
 //!
 //! # Cost
 //! Planning takes O(VMs).
@@ -33,8 +33,8 @@ use crate::admission::WHOLE_PPM;
 
 /// The shortest run time that the kernel accepts.
 pub const RUNTIME_MIN: Nanos = Nanos(1_024);
-/// Part of each processor that run times by share leave to the fair class, in millionths. It equals
-/// the part of the kernel's fair server since Linux 6.12, 50 ms in a second.
+/// Part of each processor that run times by share leave to the fair class, in millionths. Since
+/// Linux 6.12, the kernel's fair server gets the same part, 50 ms in a second.
 pub const FAIR_PPM: u64 = 50_000;
 
 /// Reservation that a VM requests for each of its vCPUs.

@@ -8,7 +8,7 @@
 //!   10 ms.
 //! - Call [`VcpuScheduler::account`] every 30 ms, once for all processors.
 //! - To decide again, make three calls. [`VcpuScheduler::charge`] charges the running vCPU for its
-//!   time since the last charge. [`VcpuScheduler::leave`] reports its reason to leave.
+//!   time since the last charge. [`VcpuScheduler::leave`] reports why the vCPU leaves.
 //!   [`VcpuScheduler::decide`] picks the next vCPU.
 //!
 //! A charge may come late, because it changes only accounts.
@@ -20,8 +20,8 @@ use crate::contract::Contract;
 /// Why a vCPU is woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// An external event: a packet or an interrupt for the vCPU. It is also reported for a runnable
-    /// vCPU.
+    /// An external event: a packet or an interrupt for the vCPU. Events are also reported for a
+    /// runnable vCPU.
     Event,
     /// The vCPU's own timer, or its start.
     Timer,
@@ -84,13 +84,13 @@ pub trait VcpuScheduler {
     /// any.
     fn wake(&mut self, now: Nanos, vcpu: VcpuId, cause: Cause) -> Option<CpuId>;
 
-    /// Charges a vCPU for the time that it used since the last charge.
+    /// Charges a vCPU for the time that it ran since the last charge.
     fn charge(&mut self, vcpu: VcpuId, ran: Nanos);
 
-    /// Reports that the running vCPU leaves `cpu`. It must have been charged before.
+    /// Reports that the running vCPU leaves `cpu`. The vCPU must have been charged before.
     fn leave(&mut self, now: Nanos, cpu: CpuId, how: Leave);
 
-    /// The vCPU that runs next on `cpu`, from which the last one has left.
+    /// The vCPU that runs next on `cpu`. The previous vCPU must have left ([`Self::leave`]).
     fn decide(&mut self, now: Nanos, cpu: CpuId) -> Option<Turn>;
 
     /// Whether a vCPU on `cpu` is due that must preempt the running one.

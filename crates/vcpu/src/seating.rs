@@ -1,4 +1,4 @@
-//! Seating: the processor of each vCPU, and whether its deadline is kept there.
+//! Seating: the processor of each vCPU, and whether the vCPU's deadline is kept there.
 
 use penstock_units::CpuId;
 
@@ -39,8 +39,8 @@ pub struct Place {
 }
 
 /// Places all VMs on `cpus`. `taken` is the part of these CPUs that is reserved for VMs that are
-/// not placed. If a VM's deadline cannot be kept, the VM gets no deadline and a reason. It still
-/// runs, by its weight.
+/// not placed. If a VM's deadline cannot be kept, the VM gets no deadline and a reason. The VM
+/// still runs, by its weight.
 #[must_use]
 pub fn seat(present: &[Present], cpus: &[u32], limits: Limits, taken: Taken) -> Vec<Seated> {
     let mut seated: Vec<Seated> = present
@@ -97,7 +97,7 @@ fn load(guests: &[Guest], homes: &[Vec<CpuId>], cpu: CpuId) -> (u64, u64) {
     there.fold((0, 0), |(count, sum), weight| (count + 1, sum + weight))
 }
 
-/// Checks the deadlines on each processor again, with the shares there.
+/// Checks the deadlines on each processor again, with the vCPUs' shares of that processor.
 fn check(
     guests: &[Guest],
     homes: &[Vec<CpuId>],
@@ -172,8 +172,8 @@ mod tests {
         let places: Vec<Place> = seated.iter().map(|vm| vm.vcpus[0]).collect();
         assert_eq!(places[0], Place { cpu: 1, share_ppm: 200_000, base_ppm: 750_000 });
         assert_eq!((seated[0].problem.as_ref(), places[2].share_ppm), (None, 400_000));
-        // The VM has a quarter of a half. This is less than the seventh that a deadline of 3 ms
-        // needs.
+        // The VM has a quarter of the half that is not reserved. This is less than the seventh that
+        // a deadline of 3 ms needs.
         let seated = super::seat(&present, &[1], Limits::default(), reserved(500_000));
         let problem = seated[0].problem.clone().unwrap();
         assert!(problem.contains("a share of 12.50 %"), "{problem}");

@@ -8,15 +8,15 @@
 //!
 //! # Source
 //! This is pinwheel scheduling: task i runs at least once in any a_i consecutive slots, with a_i =
-//! D_i / S + 1. It was introduced by R. Holte et al. (1989). M. Chan, F. Chin, \"Schedulers for
-//! larger classes of pinwheel instances\", Algorithmica 9 (1993), show that a set which needs at
-//! most 0.7 of the slots can be placed. This module uses their method with one base.
+//! D_i / S + 1. R. Holte et al. (1989) introduced pinwheel scheduling. M. Chan, F. Chin,
+//! \"Schedulers for larger classes of pinwheel instances\", Algorithmica 9 (1993), show that a set
+//! which needs at most 0.7 of the slots can be placed. This module uses their method with one base.
 //!
 //! # Approach
 //! For a base x, every a_i is lowered to a period x * 2^k. Periods of that form can get disjoint
 //! residues if their parts of all slots add up to at most 1. Several bases may fit. The module uses
-//! the one that takes the fewest slots, and the largest of equal ones. A vCPU's own slots are the
-//! slots of its residue.
+//! the base that takes the fewest slots. Of several such bases, it uses the largest. A vCPU's own
+//! slots are the slots of its residue.
 //!
 //! # Example
 //! Windows 2, 4 and 5 get periods 2, 4, 4 and residues 0, 1, 3. A test covers this.
@@ -112,10 +112,11 @@ fn place(windows: &[u64], base: u64) -> Vec<Residue> {
     placed
 }
 
-/// For each task, the fewest slots between two runs if it always takes the latest possible slot. It
-/// chooses among its own slots and the slots that no other task owns or has taken. A run of slots
-/// owned by others can bring the task forward. So can one more slot for each of these others, which
-/// that task may have taken. The task is brought forward at most to its own period.
+/// For each task, the minimum number of slots between two runs if the task always takes the latest
+/// possible slot. A task chooses among its own slots and the slots that no other task owns or has
+/// taken. Consecutive slots owned by others can bring the task forward. Each of these other tasks
+/// may also have taken one more slot, which brings the task forward further. The task is brought
+/// forward at most to its own period.
 #[must_use]
 pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
     let cycle = residues.iter().map(|residue| residue.period).max().unwrap_or(1);

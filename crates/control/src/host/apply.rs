@@ -76,9 +76,10 @@ impl PortChanges {
 impl Core {
     /// Makes `config` the running configuration. If `fresh`, the cost model's file is read again.
     ///
-    /// # Errors More cycles are sold than exist, the rules do not fit a table, or a connected
-    /// driver would lose a negotiated feature. In these cases nothing was changed. The call also
-    /// fails if a worker has ended.
+    /// # Errors
+    /// More cycles are sold than exist, the rules do not fit a table, or a connected driver would
+    /// lose a negotiated feature. In these cases nothing was changed. The call also fails if a
+    /// worker has ended.
     pub(super) fn apply(
         &self,
         config: HostConfig,

@@ -9,19 +9,19 @@
 //!
 //! The agent calls its known controllers in turn and follows redirections to the leader. Pauses
 //! grow with every round without success. The agent stores the last plan in a file. After a
-//! restart, it applies this plan before it has found a controller. It refuses a plan if it has seen
-//! a higher stamp. If no controller accepts reports, the agent sets [`AgentState::stale_since`] and
-//! does not change the switch.
+//! restart, it applies this plan before it has found a controller. The agent refuses a plan if it
+//! has seen a higher stamp. If no controller accepts reports, the agent sets
+//! [`AgentState::stale_since`] and does not change the switch.
 //!
 //! # Order
 //!
 //! The agent applies a plan, then stores it, and then acknowledges it. If the host fails between
-//! these steps, it follows the previous plan, and the controller expects this. If the agent cannot
-//! store a plan, it overwrites the stored plan with the new stamp alone. The new plan stays in
-//! force, [`AgentState::unkept`] shows that it is not stored, and the agent retries. If the host
-//! restarts before the plan is stored, it has no plan, and all tenants share queue 0, which always
-//! exists. The old plan would be wrong, because its code points may belong to other tenants by
-//! then.
+//! these steps, it follows the previous plan after the restart, and the controller expects this. If
+//! the agent cannot store a plan, it overwrites the stored plan with the new stamp alone. The new
+//! plan stays in force, [`AgentState::unkept`] shows that it is not stored, and the agent retries.
+//! If the host restarts before the plan is stored, it has no plan, and all tenants share queue 0,
+//! which always exists. The old plan would be wrong, because its code points may belong to other
+//! tenants by then.
 //!
 //! # Departures
 //!
@@ -86,7 +86,7 @@ pub struct Agent {
     state: watch::Sender<AgentState>,
     /// Highest stamp that the agent has seen.
     has: Stamp,
-    /// The plan from before a restart. It is here until the agent has applied it.
+    /// The plan from before a restart. This field is set until the agent has applied the plan.
     pending: Option<HostPlan>,
     retry: Retry,
 }
@@ -111,8 +111,8 @@ impl Agent {
         self.state.subscribe()
     }
 
-    /// Runs until `stop` resolves. If the agent is applying a plan, it first completes, stores and
-    /// acknowledges this plan.
+    /// Runs until `stop` resolves. If the agent is applying a plan at that time, it first
+    /// completes, stores and acknowledges this plan.
     pub async fn run(mut self, stop: impl Future<Output = ()> + Send) {
         let (tell, mut told) = watch::channel(false);
         let watcher = state::watch_staleness(self.state.clone());

@@ -32,7 +32,7 @@ impl Retry {
     }
 
     /// Returns the pause after a round without success. It is between half of the current pause and
-    /// all of it.
+    /// the whole current pause.
     pub(super) fn next(&mut self) -> Duration {
         let half = self.current / 2;
         self.current = (self.current * 2).min(self.most);

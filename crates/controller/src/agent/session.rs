@@ -29,7 +29,8 @@ const REPORT_MILLIS: std::ops::RangeInclusive<u64> = 10..=600_000;
 pub(super) enum End {
     /// The agent stops.
     Stopped,
-    /// Another controller leads. The text is its address, or empty if it is unknown.
+    /// Another controller leads. The text is that controller's address. The text is empty if the
+    /// address is unknown.
     Elsewhere(String),
     /// The session failed for the reason in the text.
     Problem(String),
@@ -87,7 +88,7 @@ impl Agent {
         Ended { how, served: open.served }
     }
 
-    /// Opens a session. Returns it and the time between two reports.
+    /// Opens a session. Returns the session and the time between two reports.
     async fn open(&self, address: &str) -> Result<(Open, Duration), End> {
         let settings = &self.settings;
         let limit = settings.connect_limit;

@@ -7,12 +7,12 @@ use thiserror::Error;
 
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
-    /// Name of this server in the topology. Its certificate must contain it.
+    /// Name of this server in the topology. The server's certificate must contain this name.
     pub host: String,
     /// Controllers as `host:port`, optionally with `https://`. The agent calls them in this order.
     pub endpoints: Vec<String>,
-    /// Certificates. `None` means neither encryption nor authentication. This is for tests and for
-    /// a single machine.
+    /// Certificates. `None` means neither encryption nor authentication. Use `None` only for tests
+    /// and on a single machine.
     pub tls: Option<AgentTls>,
     /// File of the last plan.
     pub plan_file: PathBuf,
@@ -22,7 +22,7 @@ pub struct AgentSettings {
     pub connect_limit: Duration,
     /// Time limit of a call to the switch.
     pub side_limit: Duration,
-    /// Time between two reports, until a controller sets it.
+    /// Time between two reports, until a controller sets another time.
     pub interval: Duration,
 }
 

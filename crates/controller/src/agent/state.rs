@@ -17,7 +17,7 @@ pub struct Counts {
     pub sessions: u64,
     /// Reports sent to a controller.
     pub reports: u64,
-    /// Reports that could not be made or sent. Their contents are part of the next one.
+    /// Reports that could not be made or sent. The next report includes their contents.
     pub missed: u64,
     /// Plans that the switch applied.
     pub applied: u64,
@@ -43,8 +43,8 @@ pub struct AgentState {
     /// Stamp of a plan that is in force but not stored. After a restart there would be no plan. The
     /// agent retries to store it.
     pub unkept: Option<Stamp>,
-    /// Time at which the agent became stale, if it is stale. This means that no controller has
-    /// taken a report for [`STALE_AFTER`] intervals. It does not affect traffic.
+    /// Time at which the agent became stale, if it is stale. An agent is stale if no controller has
+    /// taken a report for [`STALE_AFTER`] intervals. Staleness does not affect traffic.
     pub stale_since: Option<Instant>,
     /// Time of the last report, or of the start of the session or agent, if that is later.
     pub heard: Instant,

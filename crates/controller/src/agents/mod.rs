@@ -8,8 +8,8 @@
 //!
 //! A session belongs to a host of the topology, and the agent's certificate must name this host.
 //! The session can affect only that host's measurements. Reports are bounded and numbered from 1
-//! without gaps. If a session breaks a rule, it ends with a reason. Messages to an agent wait in a
-//! channel of [`QUEUE`] entries. If an agent does not receive them, it counts as gone.
+//! without gaps. If an agent breaks a rule, its session ends with a reason. Messages to an agent
+//! wait in a channel of [`QUEUE`] entries. If an agent does not receive them, it counts as gone.
 //!
 //! A measurement consists of the bytes over the network between two reports, and the time between
 //! them.

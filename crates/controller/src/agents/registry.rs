@@ -16,7 +16,7 @@ use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
 /// Number of messages that may wait for an agent.
 pub const QUEUE: usize = 16;
 
-/// A violation of a rule by an agent. It ends the agent's session.
+/// A violation of a rule by an agent. A violation ends the agent's session.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -28,7 +28,7 @@ pub enum Violation {
     WrongCertificate {
         /// Name that the agent claims.
         host: String,
-        /// Names in its certificate.
+        /// Names in the agent's certificate.
         names: String,
     },
     /// A later leader has sent the host a plan.
@@ -92,7 +92,7 @@ pub struct Registry {
     known: Box<dyn Known>,
     inner: Mutex<Inner>,
     counts: watch::Sender<AgentCounts>,
-    /// This is notified when an agent connects.
+    /// Notified when an agent connects.
     arrived: tokio::sync::Notify,
 }
 
@@ -284,7 +284,7 @@ impl Registry {
         usage
     }
 
-    /// Stamp of the last plan that a host applied. `None` if its agent is not connected.
+    /// Stamp of the last plan that a host applied. `None` if the host's agent is not connected.
     #[must_use]
     pub fn has(&self, host: &str) -> Option<Stamp> {
         self.inner().sessions.get(host).map(|session| session.has)
@@ -301,7 +301,7 @@ impl Registry {
         *self.counts.borrow()
     }
 
-    /// Returns a receiver of the counters. It is notified of every change.
+    /// Returns a receiver of the counters. The receiver is notified of every change.
     #[must_use]
     pub fn watch_counts(&self) -> watch::Receiver<AgentCounts> {
         self.counts.subscribe()
@@ -309,7 +309,7 @@ impl Registry {
 }
 
 impl Inner {
-    /// Returns whether the report was accepted. A report of a replaced session is not.
+    /// Returns whether the report was accepted. A report of a replaced session is not accepted.
     fn report(&mut self, host: &str, number: u64, report: v1::Report) -> Result<bool, Violation> {
         let Some(session) = self.sessions.get_mut(host).filter(|s| s.number == number) else {
             return Ok(false);

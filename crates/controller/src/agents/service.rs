@@ -37,7 +37,7 @@ pub enum Leading {
 pub enum Identity {
     /// Agents show certificates that name the host.
     Certificate,
-    /// Agents are not authenticated. This is for tests and for a single machine.
+    /// Agents are not authenticated. Use it only for tests and on a single machine.
     Trusted,
 }
 

@@ -1,5 +1,5 @@
-//! The controller's files: a controller, a datacenter and its tenants as TOML. Each file is read
-//! whole or refused whole.
+//! The controller's files: a controller, a datacenter and its tenants as TOML. A file with any
+//! mistake is refused as a whole.
 //!
 //! [`penstock_toml`] checks the syntax and each object's own values. This module checks references
 //! between objects. All mistakes of a step are reported at once, each with line, object, limit and
@@ -42,7 +42,7 @@ pub fn parse_topology(text: &str, file: &str) -> Result<FabricFile, ConfigErrors
 }
 
 /// Reads the text of a datacenter's tenants in their order. A tenant may be near to, or apart from,
-/// earlier tenants of the file and those that are `known` already.
+/// earlier tenants of the file and tenants that are `known` already.
 ///
 /// # Errors
 /// The same as those of [`parse_topology`].

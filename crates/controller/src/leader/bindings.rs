@@ -15,8 +15,8 @@
 //!
 //! # Cost
 //!
-//! Each pass compares all queues. If `n` tenants changed, it writes at most `n` shards. A pass
-//! without changes writes nothing.
+//! Each pass compares all queues. If `n` tenants changed, the pass writes at most `n` shards. A
+//! pass without changes writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,7 +73,8 @@ impl Leader {
     }
 
     /// Stores the binding. If `done` is true, the binding is complete and is added to the history.
-    /// Its stamp must be later than that of any stored binding, unless it is the same binding.
+    /// The binding's stamp must be later than the stamp of any stored binding, unless the same
+    /// binding is stored already.
     pub(super) async fn put_binding(&mut self, done: bool) -> Result<(), LeaderError> {
         let (stamp, binding) = (self.stamp, self.fabric.binding());
         let named = |(slot, bound): (TenantSlot, &Bound)| {

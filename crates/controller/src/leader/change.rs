@@ -196,7 +196,8 @@ impl Leader {
         if at_least <= self.stamp.epoch {
             return Ok(self.stamp.epoch);
         }
-        // The store keeps the difference, so that a successor's epoch is later than this one.
+        // The store keeps the difference, so that a successor's epoch is later than this
+        // controller's epoch.
         let more = at_least.saturating_sub(self.leadership.created.0);
         self.commit(vec![put(EPOCHS.to_owned(), &more)]).await?;
         self.stamp = Stamp { epoch: at_least, generation: 0 };

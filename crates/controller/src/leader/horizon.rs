@@ -8,9 +8,10 @@
 //! # Approach
 //!
 //! Only the leader compacts. It compacts up to the last revision that it knew one period ago, so
-//! between one and two periods of history are kept. Compaction keeps present values. The leader's
-//! key, which every transaction of the leader compares, is one of them. If a watch was interrupted
-//! for longer than the kept history, it gets an error, and its reader lists again.
+//! between one and two periods of history are kept. Compaction keeps present values. One of these
+//! values is the leader's key, which every transaction of the leader compares. If a watch was
+//! interrupted for longer than the kept history, the watch gets an error, and the watching client
+//! lists again.
 
 use std::time::Duration;
 
@@ -53,7 +54,7 @@ mod tests {
         let (mut horizon, start) = (Horizon::default(), Instant::now());
         let period = Duration::from_secs(120);
         let mut compacted = Vec::new();
-        // There is one change per second, and its revision is the second.
+        // There is one change per second, and the revision equals the number of seconds.
         for second in 1..=600 {
             horizon.saw(Revision(second));
             if let Some(to) = horizon.due(start + Duration::from_secs(second), period) {

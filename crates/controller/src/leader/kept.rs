@@ -1,4 +1,4 @@
-//! The leader's record of the stored bindings. It shows which parts are no longer needed.
+//! The leader's record of the stored bindings. The record shows which parts are no longer needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,8 +30,8 @@ pub struct BindingHead {
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) head: Option<BindingHead>,
-    /// Contents of the head's shards. `None` if they are uncertain. The next write then includes
-    /// all shards.
+    /// Contents of the head's shards. `None` if the contents are uncertain. The next write then
+    /// includes all shards.
     pub(super) tenants: Option<BTreeMap<String, Bound>>,
     /// Earlier heads, oldest first.
     pub(super) history: Vec<BindingHead>,
@@ -43,7 +43,8 @@ pub(super) fn shard_of(tenant: &str) -> usize {
     usize::try_from(fnv1a(tenant.as_bytes()) % SHARDS as u64).unwrap_or(0)
 }
 
-/// Returns a key. Such keys sort in the order of their stamps.
+/// Returns the key of `stamp` below the prefix `below`. Such keys sort in the order of their
+/// stamps.
 pub(super) fn stamped(below: &str, stamp: Stamp) -> String {
     format!("{below}{:020}.{:020}", stamp.epoch, stamp.generation)
 }

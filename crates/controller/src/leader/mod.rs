@@ -1,11 +1,12 @@
-//! The leading controller. It takes over the stored state and decides once an interval.
+//! The leading controller. The leader takes over the stored state and decides once per interval.
 //!
 //! # Approach
 //!
 //! The leader stores a change before it carries it out. The transaction checks that this controller
 //! still leads. If the store refuses a change, the leader does not carry it out. The leader reports
-//! a tenant as placed when the tenant is stored. It rolls back a failed plan in the store too. If a
-//! host or switch is unreachable, the leader updates it later, and nothing else waits for it.
+//! a tenant as placed when the tenant is stored. If a plan fails, the leader also rolls back the
+//! plan in the store. If a host or switch is unreachable, the leader updates it later, and nothing
+//! else waits for it.
 //!
 //! # Source
 //!
@@ -53,7 +54,7 @@ pub use report::{IntervalReport, Totals};
 
 /// Number of earlier bindings that are kept so that an operator can revert.
 pub const HISTORY_MAX: usize = 16;
-/// Largest number of plans that the leader tries in an interval. Each plan leaves out the hosts and
+/// Maximum number of plans that the leader tries in an interval. Each plan leaves out the hosts and
 /// switches that failed before.
 const TRIES: usize = 4;
 /// Prefix of the keys of nodes that are out of service.
@@ -98,7 +99,7 @@ pub struct Settings {
     /// Number of intervals between two comparisons of all switches with their intended state. 0
     /// means never.
     pub verify_every: u64,
-    /// Least time for which the store keeps earlier values.
+    /// Minimum time for which the store keeps earlier values.
     pub history: Duration,
 }
 
@@ -134,7 +135,7 @@ pub struct Leader {
 impl Leader {
     /// Takes over. It reads the stored state and makes switches and hosts follow it.
     ///
-    /// If the topology no longer has room for a tenant, the leader reports this. The tenant stays
+    /// If the topology no longer has room for a tenant, the leader reports the tenant and keeps it
     /// in the store.
     ///
     /// # Errors
@@ -327,8 +328,8 @@ impl Leader {
         Ok(report)
     }
 
-    /// Decides by `pass`, which gets the reachable nodes. Then it stores the decision and carries
-    /// it out. If the decision is rolled back, it decides again without the nodes that failed.
+    /// Decides by `pass`, which gets the reachable nodes. Then stores the decision and carries it
+    /// out. If the decision is rolled back, decides again without the nodes that failed.
     async fn decide(
         &mut self,
         pass: impl Fn(&mut Fabric, &BTreeSet<NodeId>) -> Pass,
@@ -407,8 +408,8 @@ impl Leader {
                 self.troubles("out-of-date", &stuck);
                 self.fabric.put_back(before);
                 // The stored parts of the plan's binding have its stamp, so the old binding needs a
-                // new one. The store refuses this write if another controller leads. A host or
-                // switch that claims so may be wrong.
+                // new stamp. The store refuses this write if another controller leads. If only a
+                // host or switch reports another leader, the report may be wrong.
                 self.next_stamp();
                 self.put_binding(false).await?;
                 Ok(false)
@@ -449,7 +450,7 @@ impl Leader {
         }
     }
 
-    /// Reports problems. It reports each problem once until the problem is resolved.
+    /// Reports problems. A problem is reported once, and again only after it was resolved.
     fn troubles(&mut self, kind: &str, troubles: &[Trouble]) {
         for trouble in troubles {
             let told = self.complaints.insert(trouble.node, trouble.problem.clone());

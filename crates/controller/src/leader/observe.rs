@@ -7,7 +7,7 @@ use crate::store::{Store, StoreError, Transaction, Write};
 /// get no changes until an operator changes the mode.
 ///
 /// # Errors
-/// The store refused it.
+/// The store refused the write.
 pub async fn begin_observing(store: &dyn Store) -> Result<(), StoreError> {
     let value = intent::to_bytes(&Mode::Observe);
     let writes = vec![Write::Put { key: MODE.to_owned(), value, lease: None }];

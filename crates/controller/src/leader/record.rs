@@ -29,8 +29,8 @@ fn parts(writes: Vec<Write>) -> Vec<Vec<Write>> {
 }
 
 impl Leader {
-    /// Commits if this controller still leads. It checks this even if there are no writes. It
-    /// splits large changes in order, and each part is atomic.
+    /// Commits if this controller still leads. The leadership is checked even if there are no
+    /// writes. Large changes are split in order, and each part is atomic.
     pub(super) async fn commit(&mut self, writes: Vec<Write>) -> Result<(), LeaderError> {
         for writes in parts(writes) {
             let transaction = Transaction { compare: vec![self.leadership.fence()], writes };
@@ -43,7 +43,7 @@ impl Leader {
         Ok(())
     }
 
-    /// Compacts the store's history if it is due.
+    /// Compacts the store's history if a compaction is due.
     pub(super) async fn forget(&mut self) {
         let Some(revision) = self.horizon.due(Instant::now(), self.settings.history) else {
             return;

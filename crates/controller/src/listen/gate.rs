@@ -3,7 +3,8 @@
 //! # Problem
 //!
 //! Connections use descriptors, and a process has a limited number of them. If `accept` fails
-//! because there are no descriptors, the listener stays readable. A loop around it would spin.
+//! because there are no descriptors, the listener stays readable. A loop around `accept` would
+//! spin.
 //!
 //! # Approach
 //!

@@ -1,11 +1,12 @@
 //! Admits clients with certificates to a port, within limits.
 //!
 //! If a client shows no valid certificate within [`Limits::handshake`], the port disconnects and
-//! counts it. A certificate has a bounded number of connections ([`Limits::per_certificate`]), so a
-//! stolen certificate cannot use all places. The first connections beyond that number get an error
-//! from the service and end within [`TOLD_FOR`]. The port drops further connections. Every admitted
-//! connection has limits on its streams, on message sizes and on the time without traffic. If a
-//! client exceeds a limit, it loses only its own connection.
+//! counts the client. A certificate has a bounded number of connections
+//! ([`Limits::per_certificate`]), so a stolen certificate cannot use all places. The first
+//! connections beyond that number get an error from the service and end within [`TOLD_FOR`]. The
+//! port drops further connections. Every admitted connection has limits on its streams, on message
+//! sizes and on the time without traffic. If a client exceeds a limit, it loses only its own
+//! connection.
 
 use std::fmt;
 use std::io;
@@ -41,16 +42,17 @@ pub const TOLD_FOR: Duration = Duration::from_secs(2);
 /// Limits of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest number of connections at a time. Others wait until the port accepts them.
+    /// Maximum number of connections at a time. Further connections wait until the port accepts
+    /// them.
     pub connections: usize,
     /// Number of the process's descriptors for each connection.
     pub descriptors: usize,
-    /// Largest number of connections with the same certificate. An agent has one, and two while it
-    /// reconnects.
+    /// Maximum number of connections with the same certificate. An agent has one connection, and
+    /// two while it reconnects.
     pub per_certificate: usize,
     /// Time limit of a TLS handshake.
     pub handshake: Duration,
-    /// Largest number of streams of a connection. An agent has one.
+    /// Maximum number of streams of a connection. An agent has one stream.
     pub streams: u32,
     /// Time without traffic after which a client is pinged.
     pub ping_every: Duration,
@@ -89,8 +91,8 @@ pub trait Door: Send + Sync + fmt::Debug + 'static {
 /// A stream of admitted connections.
 pub type Incoming = ReceiverStream<io::Result<Connection>>;
 
-/// Admits connections, with concurrent handshakes, until the stream is dropped. If `tls` is `None`,
-/// it does not authenticate clients.
+/// Admits connections until the stream is dropped. Handshakes run concurrently. If `tls` is `None`,
+/// clients are not authenticated.
 #[must_use]
 pub fn incoming(
     listener: TcpListener,

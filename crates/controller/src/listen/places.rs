@@ -29,8 +29,8 @@ pub(super) enum Admission {
 }
 
 impl Places {
-    /// Takes one of `limit` places. If all are in use, it takes one of `limit` further places for
-    /// connections that only get an error.
+    /// Takes one of `limit` places. If all places are in use, takes one of `limit` further places
+    /// for connections that only get an error.
     pub(super) fn take(&self, key: Key, limit: usize) -> Admission {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = held.entry(key).or_default();

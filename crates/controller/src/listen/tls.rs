@@ -1,9 +1,9 @@
 //! Certificates of a port. They may change while the port is served.
 //!
-//! A handshake uses the certificates that are in force at that time. If they change, an admitted
-//! connection continues. It ends only if a new revocation list contains one of its certificates.
-//! Files are read and validated as a whole. While a file is missing or incomplete, or the key does
-//! not match the certificate, the previous files stay in force.
+//! A handshake uses the certificates that are in force at that time. If the certificates change, an
+//! admitted connection continues. The connection ends only if a new revocation list contains one of
+//! its certificates. Files are read and validated as a whole. While a file is missing or
+//! incomplete, or the key does not match the certificate, the previous files stay in force.
 //!
 //! # Revocation
 //!
@@ -74,11 +74,12 @@ impl fmt::Debug for ServerTls {
 }
 
 impl ServerTls {
-    /// Makes a fixed configuration from the contents of PEM files. They are the CA of the clients,
-    /// the server certificate with its intermediates, and its key.
+    /// Makes a fixed configuration from the contents of PEM files. The files are the CA of the
+    /// clients, the server certificate with its intermediates, and the key of the server
+    /// certificate.
     ///
     /// # Errors
-    /// One of them is invalid.
+    /// One of the files is invalid.
     pub fn new(ca: &[u8], certificate: &[u8], key: &[u8]) -> Result<Self, ServeError> {
         let contents = ([ca.to_vec(), certificate.to_vec(), key.to_vec()], None);
         let in_force = Arc::new(watch::Sender::new(Arc::new(make(&contents, None)?)));
@@ -124,8 +125,8 @@ impl ServerTls {
         }
     }
 
-    /// Reads the files again, if there are any. Returns true if they had changed and are now in
-    /// force.
+    /// Reads the files again, if the configuration has files. Returns true if they had changed and
+    /// are now in force.
     ///
     /// # Errors
     /// The files have changed, and one of them cannot be read or is invalid. The previous files

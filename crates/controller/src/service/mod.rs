@@ -1,8 +1,8 @@
-//! The life of a controller. It campaigns, leads, and campaigns again.
+//! The life of a controller. A controller campaigns, leads, and campaigns again.
 //!
-//! A controller renews its lease three times per lease time. If a leader cannot renew it, the
-//! leader stops before another controller can lead. It ends all sessions, and the store refuses its
-//! writes. When it leads again, it reads all state again.
+//! A controller renews its lease three times per lease time. If a leader cannot renew its lease,
+//! the leader stops before another controller can lead. The leader then ends all sessions, and the
+//! store refuses its writes. When the controller leads again, it reads all state again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,9 +27,10 @@ pub use operator::{Operator, ReadTenants};
 
 /// Time of the lease. A leader that is gone keeps its leadership for this time.
 pub const LEASE: Duration = Duration::from_secs(10);
-/// Time between two renewals of the lease. It is about a third of the lease time.
+/// Time between two renewals of the lease. This time is about a third of the lease time.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
-/// A leader stops if no renewal has succeeded for this time. It is well below the lease time.
+/// A leader stops if no renewal has succeeded for this time. This time is well below the lease
+/// time.
 const GIVE_UP: Duration = Duration::from_secs(7);
 /// Pause before the controller calls the store again.
 const RETRY: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The operators' API. It uses gRPC, and its answers are JSON.
+//! The operators' API. The API uses gRPC, and its answers are JSON.
 
 use std::sync::Arc;
 
@@ -82,7 +82,7 @@ impl OperatorService for Operator {
     async fn get_view(&self, request: Request<GetViewRequest>) -> Reply {
         let GetViewRequest { what, name } = request.into_inner();
         if what != "status" {
-            // If another controller leads, this fails with its address.
+            // If another controller leads, the call fails with that controller's address.
             drop(self.leader().await?);
         }
         match self.controller.view(&what, &name).await {

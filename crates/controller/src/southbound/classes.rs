@@ -2,9 +2,9 @@
 //!
 //! # Problem
 //!
-//! Switches classify in two steps: code point to traffic class at ingress, class to queue at
-//! egress. The first map belongs to the switch, the second to a port. A binding needs a map from
-//! code point to queue on each port.
+//! Switches classify in two steps: they map the code point to a traffic class at ingress, and the
+//! class to a queue at egress. The first map belongs to the switch, and the second map belongs to a
+//! port. A binding needs a map from code point to queue on each port.
 //!
 //! # Source
 //!
@@ -13,9 +13,10 @@
 //!
 //! # Approach
 //!
-//! Code points with the same queue on every port share a class. Other code points do not. Code
-//! points in queue 0 on every port have class 0. A code point keeps its class. A new code point
-//! gets an unused class if there is one. That class can then be prepared before any frame uses it.
+//! Code points with the same queue on every port share a class. Code points with different queues
+//! on any port do not share a class. Code points in queue 0 on every port have class 0. A code
+//! point keeps its class. A new code point gets an unused class if there is one. That class can
+//! then be prepared before any frame uses it.
 //!
 //! # Example
 //!
@@ -31,11 +32,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::driver::{Capabilities, ONE_STEP, PortState, SwitchState};
 
-/// Completes `wanted` for a switch with classes. Some ports do not name a code point, because its
-/// tenant does not send through them. If all ports that name it use the same queue, the code point
-/// gets that queue on all ports. With queue 0 on the other ports, each set of ports would need a
-/// class of its own. With one queue per switch and tenant, the switch then needs fewer classes than
-/// queues.
+/// Completes `wanted` for a switch with classes. A port does not name a code point if the code
+/// point's tenant does not send through the port. If all ports that name a code point use the same
+/// queue, the code point gets that queue on all ports. With queue 0 on the other ports, each set of
+/// ports would need a class of its own. With one queue per switch and tenant, the switch then needs
+/// fewer classes than queues.
 pub(super) fn complete(can: &Capabilities, wanted: &mut SwitchState) {
     if can.classes >= ONE_STEP || !can.remap {
         return;

@@ -17,14 +17,14 @@ pub const ONE_STEP: u8 = 64;
 pub struct Capabilities {
     /// Queues of a port, including the shared one.
     pub queues: u8,
-    /// Traffic classes between ingress and egress. They limit the number of distinguishable
-    /// tenants. [`ONE_STEP`] if code points select queues directly.
+    /// Traffic classes between ingress and egress. The number of classes limits the number of
+    /// distinguishable tenants. [`ONE_STEP`] if code points select queues directly.
     pub classes: u8,
     /// Smallest and largest weight of a queue.
     pub weights: (u32, u32),
     /// Whether the map from code point to queue can change while traffic runs.
     pub remap: bool,
-    /// The map of every port, if it cannot change. It is empty otherwise.
+    /// The map of every port, if it cannot change. Empty if the map can change.
     pub fixed_map: BTreeMap<u8, u8>,
     /// Whether ports of this switch may have different maps.
     pub map_per_port: bool,
@@ -59,8 +59,8 @@ pub struct SwitchState {
     pub stamp: Stamp,
     /// State of each port. The key is the switch's own name of the port.
     pub ports: BTreeMap<String, PortState>,
-    /// Ports that the driver must not change, with the reason, such as another configuration on the
-    /// switch. All other ports work.
+    /// Ports that the driver must not change, with the reason. A reason is, for example, another
+    /// configuration on the switch. The driver can change all other ports.
     #[serde(default)]
     pub left_out: BTreeMap<String, String>,
 }
@@ -76,7 +76,7 @@ pub enum Change {
     },
     /// Maps a code point to a queue on a port.
     Map { port: String, dscp: u8, queue: u8 },
-    /// Removes a code point from a port's map. It is then in queue 0.
+    /// Removes a code point from a port's map. The code point is then in queue 0.
     Unmap { port: String, dscp: u8 },
 }
 
@@ -202,8 +202,9 @@ pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError>;
 
     /// Returns what [`apply`](Self::apply) would send to the switch now, in the switch's own
-    /// syntax. It changes nothing. It reads the switch first, because the result depends on its
-    /// state. One line may contain several changes, and one change may need several lines.
+    /// syntax. The method changes nothing. It reads the switch first, because the result depends on
+    /// the switch's state. One line may contain several changes, and one change may need several
+    /// lines.
     async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError>;
 
     /// Reads the counters of all queues.

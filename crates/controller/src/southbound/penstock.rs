@@ -26,7 +26,7 @@ use crate::wire::describe;
 
 /// Time limit for making a connection, and for an answer.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
-/// Largest number of queues of a port.
+/// Maximum number of queues of a port.
 const QUEUES_MAX: u8 = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub struct PenstockSwitch {
 
 impl PenstockSwitch {
     /// Creates a driver of the daemon at `address`, which uses this many of the daemon's queues.
-    /// It does not connect yet.
+    /// The driver does not connect yet.
     ///
     /// # Errors
     /// [`DriverError::Beyond`] if there are fewer than 2 or more than 64 queues.

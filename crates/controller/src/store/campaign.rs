@@ -86,12 +86,13 @@ where
             led = wait(&store, &prefix, &key, lease) => {
                 led.map(|()| (place, Leadership { key, created, lease }))
             }
-            // The caller gave up. Dropping the place withdraws it.
+            // The caller gave up. Dropping `place` withdraws the candidate.
             () = answer.closed() => return,
         },
         Err(error) => Err(error),
     };
-    // If the caller does not receive the key, dropping it withdraws it too.
+    // If the caller does not receive the key, the key is dropped, which also withdraws the
+    // candidate.
     let _ = answer.send(result);
 }
 
@@ -148,7 +149,7 @@ impl<S: Store + 'static> Drop for CandidateKey<S> {
     fn drop(&mut self) {
         let Some(store) = self.store.take() else { return };
         let key = std::mem::take(&mut self.key);
-        // If there is no runtime, the process is ending and its lease will end.
+        // If there is no runtime, the process is ending and the candidate's lease will end.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             let withdrawal =

@@ -99,7 +99,7 @@ pub enum Change {
 pub struct Leadership {
     /// The leader's key.
     pub key: String,
-    /// Revision that created the key. It is larger in every later election.
+    /// Revision that created the key. The revision is larger in every later election.
     pub created: Revision,
     /// Lease of the key. The leadership ends with this lease.
     pub lease: LeaseId,
@@ -152,7 +152,7 @@ pub enum StoreError {
 /// A key-value store with revisions.
 #[async_trait]
 pub trait Store: Send + Sync + std::fmt::Debug {
-    /// Name of the store in errors. It is a file or addresses.
+    /// Name of the store in errors: a file, or the addresses of the members.
     fn name(&self) -> &str;
 
     /// Entry of a key, if it exists.
@@ -162,7 +162,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn list(&self, prefix: &str) -> Result<Listing, StoreError>;
 
     /// Writes if all conditions hold. Returns the revision of the change. A transaction changes
-    /// nothing if it has no writes or only deletes absent keys. It then has the revision of the
+    /// nothing if it has no writes or only deletes absent keys. Its revision is then that of the
     /// last change.
     ///
     /// If the future is dropped, the transaction may or may not be written.
@@ -202,7 +202,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Renews a lease.
     ///
     /// # Errors
-    /// [`StoreError::LeaseEnded`] if it has ended already.
+    /// [`StoreError::LeaseEnded`] if the lease has ended already.
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError>;
 
     /// Ends a lease and deletes its keys. A lease that has ended already is no error.

@@ -1,4 +1,5 @@
-//! Limits common to all stores. An operator can therefore change the store without errors.
+//! Limits common to all stores. With common limits, an operator can change the kind of store
+//! without new errors.
 //!
 //! # Source
 //!
@@ -12,10 +13,11 @@ use super::contract::{Compare, StoreError, Transaction, Write};
 pub const KEY_BYTES_MAX: usize = 1_024;
 /// Longest value in bytes.
 pub const VALUE_BYTES_MAX: usize = 1_000_000;
-/// Largest number of conditions in a transaction. The same limit holds for its writes.
+/// Maximum number of conditions in a transaction, and maximum number of writes.
 pub const OPERATIONS_MAX: usize = 128;
-/// Largest transaction in bytes. It counts values, written keys, and compared keys twice, because
-/// etcd returns them if a condition fails. The limit is 1.5 MiB minus the overhead of messages.
+/// Maximum size of a transaction in bytes. The size counts values, written keys and compared keys.
+/// Compared keys count twice, because etcd returns them if a condition fails. The limit is 1.5 MiB
+/// minus the overhead of messages.
 pub const TRANSACTION_BYTES_MAX: usize = 1_500_000;
 
 /// Checks a transaction against the limits.

@@ -7,7 +7,7 @@
 //!
 //! # Approach
 //!
-//! One trait covers any key-value store with revisions. It has get, list, transactions with
+//! One trait covers any key-value store with revisions. The trait has get, list, transactions with
 //! conditions, watch, leases and elections. A leader's writes check its leadership
 //! ([`Leadership::fence`]), so the store refuses writes of a deposed leader.
 //!

@@ -10,8 +10,9 @@
 //!
 //! The switch serializes changes. It compares a change's stamp with the last stamp and computes the
 //! change on the previous state. The data path applies the whole change between two batches. The
-//! switch stores the change in a file before it acknowledges it. After a restart, it applies the
-//! state again before it serves the first controller. Reads return the real state of the data path.
+//! switch stores the change in a file before it acknowledges the change. After a restart, it
+//! applies the state again before it serves the first controller. Reads return the real state of
+//! the data path.
 //!
 //! If the switch cannot store a state, it stores the stamp alone and retries. It keeps the stamp in
 //! memory while the daemon runs.
@@ -108,7 +109,7 @@ impl FabricSwitch {
         &self.name
     }
 
-    /// Returns a receiver of the switch's state. It is notified of every change.
+    /// Returns a receiver of the switch's state. The receiver is notified of every change.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<SwitchStatus> {
         self.status.subscribe()
@@ -141,7 +142,7 @@ impl FabricSwitch {
                 let stamp = plan.stamp;
                 told.stamp = stamp;
                 self.status.send_modify(|status| status.stamp = stamp);
-                // A port may have been removed from the configuration. It then has no state.
+                // A port may have been removed from the configuration. Such a port has no state.
                 let here = self.side.read().await?;
                 plan.ports.retain(|name, _| here.contains_key(name));
                 self.side.apply(&plan.ports).await?;
@@ -197,7 +198,7 @@ impl FabricSwitch {
         Ok(ports.into_values().flat_map(|port| port.counters).collect())
     }
 
-    /// Applies changes. With `dry_run`, it only returns the changes, in the syntax of the
+    /// Applies changes. With `dry_run`, only returns the changes, in the syntax of the
     /// configuration.
     ///
     /// # Errors

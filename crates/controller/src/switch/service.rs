@@ -19,7 +19,7 @@ use crate::wire::describe;
 /// Clients that may control a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// All clients that can connect. Only the socket's owner can open it.
+    /// All clients that can connect. Only the socket's owner can open the socket.
     Connected,
     /// Clients with a certificate that has one of these names.
     Named(BTreeSet<String>),

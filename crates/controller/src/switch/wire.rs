@@ -11,8 +11,8 @@ pub mod v1 {
     tonic::include_proto!("penstock.switch.v1");
 }
 
-/// Largest message between a controller and a switch in bytes. It has room for 1,024 ports with all
-/// code points.
+/// Maximum size of a message between a controller and a switch in bytes. This size has room for
+/// 1,024 ports with all code points.
 pub const SWITCH_BYTES_MAX: usize = 1 << 20;
 
 impl From<Stamp> for v1::Stamp {

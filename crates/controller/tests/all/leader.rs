@@ -374,7 +374,7 @@ async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
     world.hosts.fails.lock().unwrap().clear();
     SWITCHES.iter().for_each(|switch| world.fault(switch, Faults::default()));
     (0..10).for_each(|host| leader.host_came(&format!("server-{host}")));
-    // This covers the longest pause of an element that refused.
+    // The number of intervals covers the longest pause of an element that refused.
     for _ in 0..32 {
         interval(&mut leader, &BUSY).await;
     }

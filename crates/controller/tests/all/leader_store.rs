@@ -1,5 +1,5 @@
 //! Tests that a large binding is stored atomically, and that no part of an old binding remains. The
-//! binding exceeds a transaction.
+//! binding is too large for one transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

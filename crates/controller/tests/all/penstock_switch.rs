@@ -65,7 +65,7 @@ impl SwitchSide for FakeSide {
     }
 }
 
-/// A served switch. Dropping it stops it.
+/// A served switch. Dropping this value stops the switch.
 struct Bed {
     dir: Dir,
     side: Arc<FakeSide>,

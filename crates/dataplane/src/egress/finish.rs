@@ -9,13 +9,14 @@
 use crate::batch::{Batch, Frame};
 use crate::offload::Offload;
 
-/// Most segments one frame is cut into: 64 KiB at an MSS of 536 (RFC 9293's default) is 122. A
-/// guest that asks for more (an MSS of one byte) would make one frame cost a thousand.
+/// Maximum number of segments into which one frame is cut: 64 KiB at an MSS of 536 (RFC 9293's
+/// default) is 122. A guest that asks for more (an MSS of one byte) would make one frame cost a
+/// thousand.
 pub const SEGMENTS_PER_FRAME_MAX: usize = 128;
 
-/// Most segments cut in one turn, for all its outputs: a batch ends with the frame that takes it
-/// over 64 KiB, so that at an MSS of 536 an honest one makes 245 and one more for each frame. Small
-/// frames with a smaller MSS would make one turn as long as a hundred of others.
+/// Maximum number of segments cut in one turn, for all its outputs: a batch ends with the frame
+/// that takes it over 64 KiB, so that at an MSS of 536 an honest one makes 245 and one more for
+/// each frame. Small frames with a smaller MSS would make one turn as long as a hundred of others.
 pub const CUTS_PER_TURN_MAX: usize = 288;
 
 /// Why a frame cannot be finished.

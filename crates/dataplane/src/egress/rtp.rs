@@ -17,7 +17,7 @@ use penstock_units::Nanos;
 
 use crate::batch::Batch;
 
-/// Most streams that a port marks.
+/// Maximum number of streams that a port marks.
 pub const RTP_STREAMS_MAX: usize = 8;
 
 /// What is known of a marked stream.

@@ -12,7 +12,7 @@ use penstock_units::{PortId, QueueId, WorkerId};
 use super::QUEUES_MAX;
 use super::split::Notes;
 
-/// Most workers.
+/// Maximum number of workers.
 pub const WORKERS_MAX: usize = 16;
 /// Nobody's.
 const NONE: u8 = 0xff;

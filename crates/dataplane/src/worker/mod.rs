@@ -73,7 +73,7 @@ use resting::{Resting, unit_of};
 
 /// The inner stage edges are timed on every 64th batch.
 pub const SAMPLE_EVERY: u32 = 64;
-/// Most queue pairs a port may have.
+/// Maximum number of queue pairs of a port.
 pub const QUEUES_MAX: usize = 8;
 /// Batches after which notifications go out even if the sweep is not over.
 const NOTIFY_EVERY: u32 = 8;
@@ -103,7 +103,7 @@ pub struct WorkerConfig {
     pub seed: u64,
     /// Rate of the cycle counter.
     pub tsc: TscRate,
-    /// Most ports.
+    /// Maximum number of ports.
     pub max_ports: usize,
 }
 

@@ -1,5 +1,5 @@
-//! The worker tells the vCPU scheduler that frames arrived for a VM: only for frames, and with one
-//! system call however many they are.
+//! The worker notifies the vCPU scheduler when frames arrive for a VM, but not when the VM sends.
+//! One system call wakes a sleeping scheduler, for any number of frames.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;

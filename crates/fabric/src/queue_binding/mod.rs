@@ -20,8 +20,8 @@
 //! - The tenant's score exceeds the holder's by [`Settings::hysteresis_permille`].
 //! - The tenant's score exceeds the sum of the scores of all tenants that lose queues.
 //!
-//! Some queues become free after tenants were visited. They go to these tenants, the highest score
-//! first. All other tenants share queue 0.
+//! Queues that become free during the pass go to tenants that were already visited, the highest
+//! score first. All other tenants share queue 0.
 //!
 //! # Cost
 //!
@@ -46,7 +46,7 @@ pub use weights::{WEIGHT_MAX, Weights, shortfall_ppm, weights};
 
 use plan::Reweigh;
 
-/// Most queues of a port.
+/// Maximum number of queues of a port.
 pub const QUEUES_MAX: u8 = 64;
 /// Largest sending limit of a tenant in the shared queue, in thousandths of its guarantee.
 pub const HEADROOM_MAX: u32 = 100_000;
@@ -151,7 +151,7 @@ pub struct Candidate<'a> {
     /// queue.
     pub links: &'a [(LinkId, Need)],
     /// Whether the tenant may get or lose queues. `false` if a host or a switch of its tree cannot
-    /// be reached, so that only its present state is certain.
+    /// be reached, because only the tenant's present state is then certain.
     pub movable: bool,
 }
 

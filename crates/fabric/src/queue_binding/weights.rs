@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //!
-//! A queue's share of a link must be at least its reservation. By QShare §V-C, this is the
+//! A queue's share of a link must be at least its reservation. By QShare §V-C, the share is the
 //! reservation in the queue divided by the reservation on the link. Switches take weights from 1 to
 //! 100.
 //!

@@ -8,9 +8,10 @@
 //! # Approach
 //!
 //! An estimate is made once per period. A pair that was limited, by its rate limit or by the
-//! network, may want any rate. A pair that was not limited wanted exactly the rate that it sent. It
-//! gets some slack to grow. The estimate lags by a period. This is a weakness of guarantee
-//! partitioning; a queue of the tenant's own does not have it (QShare §II-B).
+//! network, may want any rate. A pair that was not limited wanted exactly the rate that it sent.
+//! Its estimate has some slack, so that the pair can grow. The estimate lags by a period. This lag
+//! is a weakness of guarantee partitioning. A queue of the tenant's own avoids this weakness
+//! (QShare §II-B).
 
 use penstock_units::BitsPerSecond;
 
@@ -34,7 +35,7 @@ impl DemandEstimate {
         Self { slack, want: UNLIMITED }
     }
 
-    /// Records a period in which the pair sent `rate`. `held_back` is true if it was limited.
+    /// Records a period in which the pair sent `rate`. `held_back` is true if the pair was limited.
     pub fn measured(&mut self, rate: BitsPerSecond, held_back: bool) {
         self.want = if held_back {
             UNLIMITED

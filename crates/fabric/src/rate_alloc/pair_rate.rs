@@ -28,7 +28,7 @@
 //!   by R / B. Below the goal, R grows by an eighth of the distance to the goal, if that is more.
 //!
 //! The return to the goal is not weighted. Otherwise pairs with small weights would still be
-//! returning when the next marks arrive, and their goal would sink each time. Shares would then be
+//! returning when the next marks arrive, and their goals would sink each time. Shares would then be
 //! proportional to the squares of the guarantees.
 //!
 //! # Example
@@ -110,8 +110,8 @@ impl PairRate {
         settings: &RateSettings,
     ) -> BitsPerSecond {
         let share = signal.share().min(WHOLE);
-        // This is an average in which a new value has a weight of a quarter, so that a mark counts
-        // for some periods.
+        // In this average, a new value has a weight of a quarter, so that a mark counts for some
+        // periods.
         self.marked = self.marked - self.marked / 4 + share / 4;
         if share > 0 {
             self.cut(now, signal, settings);

@@ -1,7 +1,7 @@
 //! Growing tenants and emptying nodes.
 //!
-//! VMs stay on their servers if possible. Otherwise the tenant keeps its tree. Only if neither is
-//! possible is the tenant placed again. A change that fails leaves everything as it was.
+//! VMs stay on their servers if possible. Otherwise the tenant keeps its tree. If neither is
+//! possible, the tenant is placed again. A change that fails leaves everything as it was.
 
 use core::fmt;
 

@@ -18,16 +18,16 @@
 //!
 //! # Approach
 //!
-//! A link has room if m <= a or N - m <= a. The smaller of its two sides counts. The *centre* is
-//! the node for which, on every link, this is the side away from the centre. At most a(l) VMs may
-//! be below a link that does not lead to the centre. At most a(l) VMs may be above a link that
-//! does. For a given centre, the cost of a VM is its distance, and all limits are on nested sets.
-//! It is therefore optimal to take as many VMs as possible nearest to the centre.
+//! A link has room if m <= a or N - m <= a. The smaller of a link's two sides counts. The *centre*
+//! is the node for which, on every link, the smaller side is the side away from the centre. At most
+//! a(l) VMs may be below a link that does not lead to the centre. At most a(l) VMs may be above a
+//! link that does. For a given centre, the cost of a VM is its distance, and all limits are on
+//! nested sets. It is therefore optimal to take as many VMs as possible nearest to the centre.
 //!
 //! A node's *front* has an entry for each useful centre below the node. The entry has the number of
 //! VMs that the node then holds and the load of the links below it. An entry is dropped if another
 //! one has more VMs at a lower cost. A centre with at most half of the VMs is never useful, because
-//! the node above it does as well.
+//! the node above it is at least as good a centre.
 //!
 //! # Example
 //!
@@ -68,7 +68,7 @@ pub(super) struct Ask<'a> {
     pub(super) vms: u32,
     /// Rate of each VM in bit/s, above 0. If it is 0, only slots count.
     pub(super) rate: u64,
-    /// Most VMs in a node of each layer; see `Request::caps`.
+    /// Maximum number of VMs in a node of each layer; see `Request::caps`.
     pub(super) caps: &'a [u32],
     /// Whether each server may be used. `None` allows all servers.
     pub(super) allowed: Option<&'a [bool]>,
@@ -89,9 +89,9 @@ impl Ask<'_> {
 /// Results per node for one request. The memory is reused.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Survey {
-    /// Most VMs below each node if the centre is the node or is not below it.
+    /// Maximum number of VMs below each node if the centre is the node or is not below it.
     plain: Vec<u32>,
-    /// Most VMs below each link if the link does not lead to the centre.
+    /// Maximum number of VMs below each link, if the link does not lead to the centre.
     shares: Vec<u32>,
     /// Range of each node's front in `ways`.
     fronts: Vec<(u32, u32)>,
@@ -202,14 +202,15 @@ impl Survey {
         self.ways.push(way);
     }
 
-    /// Most VMs that the tree of `root` can hold.
+    /// Maximum number of VMs that the tree of `root` can hold.
     pub(super) fn most(&self, root: NodeId) -> u32 {
         let (from, until) = self.fronts[root.index()];
         let front = &self.ways[from as usize..until as usize];
         front.iter().map(|way| way.vms).max().unwrap_or(self.plain[root.index()])
     }
 
-    /// Most VMs below a link's lower end, if the centre is elsewhere and the link is unlimited.
+    /// Maximum number of VMs below a link's lower end, if the centre is elsewhere and the link is
+    /// unlimited.
     pub(super) fn below(&self, child: NodeId) -> u32 {
         self.plain[child.index()]
     }

@@ -230,7 +230,8 @@ impl<'a> Filling<'a> {
         left.iter().all(|left| *left == 0).then_some(shares)
     }
 
-    /// Most VMs of a class for which the links of a path and the fault domains still have room.
+    /// Maximum number of VMs of a class for which the links of a path and the fault domains still
+    /// have room.
     fn room(&self, class: usize, path: &[LinkId]) -> u32 {
         let wish = self.tree.wish;
         let kind = wish.request.hose.classes()[class];

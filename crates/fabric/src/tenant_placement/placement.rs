@@ -26,8 +26,8 @@ pub struct Cost {
     /// c_b in bit/s. This is the sum over all links of the tree of the larger of a link's two
     /// reservations.
     pub bandwidth: u128,
-    /// c_q: the most tenants on any link of the tenant, including the tenant itself. 0 without
-    /// links.
+    /// c_q: the maximum number of tenants on any link of the tenant's tree, including the tenant
+    /// itself. 0 without links.
     pub queue: u32,
     /// Number of the tenant's links with more tenants than dedicated queues.
     pub overfull: u32,

@@ -50,8 +50,8 @@ pub enum Reason {
         /// VMs that the request has.
         wanted: u32,
     },
-    /// A link has too little bandwidth. Of several such links, this is the one that excludes most
-    /// VMs.
+    /// A link has too little bandwidth. Of several such links, this is the link that excludes the
+    /// most VMs.
     Link {
         /// The binding link.
         link: LinkId,
@@ -157,7 +157,7 @@ impl Datacenter {
         self.tightest(&ask, root)
     }
 
-    /// The most VMs that any tree can hold, and the root of the first such tree.
+    /// Maximum number of VMs that any tree can hold, and the root of the first such tree.
     fn most(&mut self, ask: &Ask<'_>) -> (u32, NodeId) {
         let survey = &mut self.search.survey;
         survey.servers(&self.ledger, ask);
@@ -174,8 +174,8 @@ impl Datacenter {
         best
     }
 
-    /// The link below `root` that excludes most VMs. If there is none, the first uplink of the
-    /// root.
+    /// The link below `root` that excludes the most VMs. If there is no such link, the first uplink
+    /// of the root.
     fn tightest(&self, ask: &Ask<'_>, root: NodeId) -> Reason {
         let topology = self.topology();
         let lost = |link: LinkId| {

@@ -23,9 +23,9 @@ impl TenantSlot {
 pub struct Spread {
     /// Layer of the fault domain.
     pub layer: usize,
-    /// Most VMs of the tenant in one domain, at least 1.
+    /// Maximum number of VMs of the tenant in one domain, at least 1.
     pub most_vms: Option<u32>,
-    /// Least number of domains, at least 1. A uniform bound enforces this number. With d domains
+    /// Minimum number of domains, at least 1. A uniform bound enforces this number. With d domains
     /// and N VMs, no domain holds more than (N - 1) / (d - 1), rounded down. This is the largest
     /// bound that forces d.
     pub least_domains: Option<u32>,
@@ -98,8 +98,8 @@ impl Request {
         self
     }
 
-    /// Most VMs in a node of each layer. From the root of its tree up, all VMs of a tenant are in
-    /// one domain of each layer. A bound therefore also holds for the layers below it.
+    /// Maximum number of VMs in a node of each layer. In each layer from the root of its tree up, a
+    /// tenant has all VMs in one domain. A bound therefore also holds for the layers below it.
     pub(super) fn caps(&self, topology: &Topology) -> Result<Vec<u32>, RequestError> {
         let (vms, highest) = (self.hose.vms(), topology.layers() - 1);
         let mut caps = vec![vms; topology.layers()];

@@ -41,11 +41,11 @@ pub mod spec;
 pub use regular::{Regular, RegularError, Tier};
 pub use spec::{LinkSpec, NodeSpec, SpecError, TopologySpec};
 
-/// Most layers of switches.
+/// Maximum number of layers of switches.
 pub const TIERS_MAX: usize = 8;
-/// Most nodes, and most links.
+/// Maximum number of nodes, and maximum number of links.
 pub const ELEMENTS_MAX: usize = 1 << 26;
-/// Most slots of a server.
+/// Maximum number of slots of a server.
 pub const SLOTS_MAX: u32 = 1 << 20;
 
 /// A server or a switch. Servers have the lowest numbers.

@@ -241,8 +241,8 @@ impl TopologySpec {
         if highest > TIERS_MAX { Err(vec![SpecError::Layers(highest)]) } else { Ok(layers) }
     }
 
-    /// Finds a link of a cycle. A walk from a waiting node down to waiting nodes only must reach
-    /// some node a second time. The last link of the walk is then part of a cycle.
+    /// Finds a link of a cycle. If a walk starts at a waiting node and goes down to waiting nodes
+    /// only, it reaches some node a second time. The last link of the walk is then part of a cycle.
     fn circle(&self, ends: &[(usize, usize)], waiting: &[u32]) -> Option<usize> {
         let mut below = vec![None; self.nodes.len()];
         for (at, (child, parent)) in ends.iter().enumerate().rev() {

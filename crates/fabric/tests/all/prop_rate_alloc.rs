@@ -56,7 +56,7 @@ proptest! {
         let sum: u64 = parts.iter().map(|part| part.0).sum();
         prop_assert!(sum <= hose.0);
         let pairs = u64::try_from(wants.len()).unwrap();
-        // Rounding loses less than a bit/s per pair, twice.
+        // Two roundings each lose less than 1 bit/s per pair.
         prop_assert!(wants.is_empty() || sum + 2 * pairs >= hose.0, "{sum} of {}", hose.0);
         let equal = partition::equal(hose, wants.len());
         for (part, want) in parts.iter().zip(&wants) {

@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //! A measurement starts daemons, reserves hugepages, and makes directories and namespaces. A
-//! signal, an error or `kill -9` must leave none of these behind.
+//! signal, an error or `kill -9` must leave none of these objects behind.
 //!
 //! # Approach
 //! The measurement reports each object to a second process, the *guard*, over a pipe, before or

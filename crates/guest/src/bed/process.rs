@@ -85,7 +85,6 @@ pub fn await_ok<T>(
     })
 }
 
-/// A daemon that the guard ends. Dropping this value ends it as well.
 #[derive(Debug)]
 pub struct Daemon {
     child: std::process::Child,
@@ -125,7 +124,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Fails if the daemon has ended. The error contains the end of its log.
+    /// Fails if the daemon has ended. The error contains the end of the daemon's log.
     ///
     /// # Errors
     /// The daemon has ended.
@@ -136,7 +135,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The last lines of its log.
+    /// The last lines of the daemon's log.
     #[must_use]
     pub fn last_words(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();

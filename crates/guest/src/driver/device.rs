@@ -67,12 +67,13 @@ pub struct DriverConfig {
     pub regions: usize,
     /// Whether to try 2 MiB pages.
     pub hugepages: bool,
-    /// Whether to reconnect as a hypervisor does for a guest that notices nothing. The rings stay
-    /// unchanged, and the new switch gets the inflight region that the first switch made. If false,
-    /// the driver itself resubmits the frames and buffers that the old switch had not returned.
+    /// Whether to reconnect as a hypervisor does, i.e. without the guest's knowledge. The rings
+    /// stay unchanged, and the new switch gets the inflight region that the first switch made. If
+    /// false, the driver itself resubmits the frames and buffers that the old switch had not
+    /// returned.
     pub inflight: bool,
     /// Whether to reconnect as QEMU's network device does after it lost its switch. The rings stay
-    /// unchanged, and the driver gives the start as the position of packed rings.
+    /// unchanged, and the driver reports the start of the ring as the position of packed rings.
     pub says_start: bool,
     /// Bytes of additional guest memory for hostile tests ([`VirtioNet::scratch`]).
     pub scratch_bytes: usize,
@@ -187,7 +188,7 @@ impl VirtioNet {
     ///
     /// # Errors
     /// The configuration is out of range, the switch does not appear within [`DriverConfig::wait`],
-    /// or it refuses a request.
+    /// or the switch refuses a request.
     pub fn connect(config: DriverConfig) -> Result<Self, DriverError> {
         let mut device = Self::prepare(config)?;
         device.reconnect()?;
@@ -234,9 +235,10 @@ impl VirtioNet {
         Ok(Self { config, door, session, features, inflight, pairs, scratch, memory })
     }
 
-    /// Waits for the switch and attaches, also after the switch went away. Memory, rings and frames
-    /// stay. The device starts at the used index. The driver resubmits frames and buffers that the
-    /// device had not returned. With [`DriverConfig::inflight`] the switch takes them again itself.
+    /// Waits for the switch and attaches. The switch may have restarted since the last session.
+    /// Memory, rings and frames stay. The device starts at the used index. The driver resubmits
+    /// frames and buffers that the device had not returned. With [`DriverConfig::inflight`], the
+    /// switch itself takes these frames and buffers again.
     ///
     /// # Errors
     /// The errors of [`connect`](Self::connect). It is also an error if a restarted switch offers

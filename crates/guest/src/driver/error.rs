@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::features::Features;
 
-/// Reason for which a device was not attached or a frame not queued.
+/// Reason for which a device was not attached or a frame was not queued.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
@@ -13,7 +13,7 @@ pub enum DriverError {
     #[error("ring size {size} is not a power of two between 2 and {max}")]
     RingSize {
         size: u16,
-        /// The largest allowed size.
+        /// Maximum allowed size, in descriptors.
         max: u16,
     },
     /// A configuration value is out of range.
@@ -22,9 +22,9 @@ pub enum DriverError {
         /// Name of the setting.
         what: &'static str,
         value: usize,
-        /// The least allowed value.
+        /// Minimum allowed value.
         low: usize,
-        /// The greatest allowed value.
+        /// Maximum allowed value.
         high: usize,
     },
     /// The switch's socket did not appear in time.

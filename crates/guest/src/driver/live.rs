@@ -56,7 +56,7 @@ impl VirtioNet {
     /// Makes the switch log its writes, as a hypervisor does when a migration begins.
     ///
     /// # Errors
-    /// There is no session, the switch cannot log, or it refuses the log.
+    /// There is no session, the switch cannot log, or the switch refuses the log.
     pub fn log_writes(&mut self) -> Result<DirtyPages, DriverError> {
         let end = self.memory().ranges().iter().map(|r| r.0 + r.1 as u64).max().unwrap_or(0);
         let bytes = usize::try_from((end / PAGE).div_ceil(64) * 8).unwrap_or(usize::MAX);
@@ -103,7 +103,7 @@ impl VirtioNet {
     /// Maximum number of memory regions of the switch.
     ///
     /// # Errors
-    /// There is no session, or the switch does not report it.
+    /// There is no session, or the switch does not report the number.
     pub fn memory_slots(&mut self) -> Result<u64, DriverError> {
         self.frontend()?.get_max_mem_slots().map_err(DriverError::protocol("GET_MAX_MEM_SLOTS"))
     }

@@ -11,9 +11,9 @@
 //! [`PackedRing::publish`] writes the head of the chain that was added first. All other descriptors
 //! are written immediately, and a device that reads in order sees no descriptor before the head.
 //! Used descriptors are read once, when they are seen, into a private list. With in-order use, a
-//! used descriptor that skips chains returns these chains too, and they count as completely filled.
-//! If a used descriptor names no known chain, the position of the next one is unknown, so the ring
-//! is not read any further.
+//! used descriptor that skips chains returns these chains too. The skipped chains count as
+//! completely filled. If a used descriptor names no known chain, the position of the next one is
+//! unknown, so the ring is not read any further.
 //!
 //! # Example
 //! In a ring of 8, the position after 10 descriptors is 2, with wrap counter 0.

@@ -7,10 +7,10 @@
 //! `avail_idx` and `last_used` are free-running 16-bit counters; `size` is in descriptors.
 //!
 //! # Approach
-//! Descriptors are taken from and returned to the end of a queue. With in-order completion they are
-//! thus used in ring order, as IN_ORDER requires. The driver keeps a private copy of each
-//! descriptor and available entry, and does not write an equal value again. In the steady state
-//! only `avail.idx` and the buffers change, and the other lines stay shared.
+//! Descriptors are taken from and returned to the end of a queue. With in-order completion,
+//! descriptors are thus used in ring order, as IN_ORDER requires. The driver keeps a private copy
+//! of each descriptor and available entry, and does not write an equal value again. In the steady
+//! state only `avail.idx` and the buffers change, and the other lines stay shared.
 //!
 //! # Example
 //! With threshold 9, a kick is due if the index moves from 8 to 10, but not if it moves from 10 to
@@ -363,8 +363,8 @@ impl SplitRing {
         self.write_used_event(self.last_used.wrapping_sub(1));
     }
 
-    /// With thresholds, interrupts are suppressed by a threshold that never fires. It must move
-    /// along before the index wraps onto it.
+    /// With thresholds, interrupts are suppressed by a threshold that never fires. The threshold
+    /// must be moved before the index wraps around to it.
     fn keep_suppressed(&mut self) {
         if self.suppressed && self.last_used.wrapping_sub(self.used_event) > 0x3fff {
             self.write_used_event(self.last_used.wrapping_sub(1));

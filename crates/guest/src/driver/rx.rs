@@ -17,8 +17,8 @@ pub const MAX_SEGMENTS: usize = 64;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Number of first bytes of a frame that are prefetched as its head. They are a whole small frame,
-/// or the headers of a larger one.
+/// Number of first bytes of a frame that are prefetched as its head. These bytes hold a whole small
+/// frame, or the headers of a larger frame.
 const HEAD_BYTES: usize = 2 * LINE;
 /// Number of frames by which heads are prefetched ahead.
 const HEAD_AHEAD: u16 = 8;
@@ -86,8 +86,8 @@ pub struct RxCounters {
     /// Used entries that named no known buffer.
     pub bad_used: u64,
     /// Used entries that do not follow the order in which the buffers were made available, because
-    /// a buffer was lost or duplicated. With IN_ORDER they are not counted, because the heads of
-    /// entries are not read.
+    /// a buffer was lost or duplicated. With IN_ORDER, such entries are not counted, because the
+    /// heads of entries are not read.
     pub disorder: u64,
 }
 

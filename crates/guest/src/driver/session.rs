@@ -282,8 +282,8 @@ impl Session {
 }
 
 /// Requests the features and waits [`REPLY_LIMIT`] for them. A switch may accept a connection and
-/// serve it later, as long as it keeps the port of a faulty peer stopped. `vhost` would wait without
-/// limit: it repeats a read that timed out.
+/// serve it later, because it keeps the port of a faulty peer stopped for some time. `vhost` would
+/// wait without limit, because it repeats a read that timed out.
 fn await_answer(mut stream: &UnixStream) -> Result<(), DriverError> {
     // The message's number, the protocol's version, and no body. The answer has a body of 8 bytes.
     let request = [1_u32, 1, 0].map(u32::to_ne_bytes);

@@ -24,7 +24,7 @@ const MAX_PARTS: usize = 16;
 pub struct Slot(pub(crate) u16);
 
 impl Slot {
-    /// The slot's number, from 0. It identifies prepared contents.
+    /// The slot's number, from 0. The number identifies prepared contents.
     #[must_use]
     pub fn index(self) -> usize {
         usize::from(self.0)
@@ -305,7 +305,7 @@ impl TxQueue {
     }
 
     /// Makes all pushed frames visible to the device. Kicks the device if it requests a kick.
-    /// Returns whether it was kicked.
+    /// Returns whether the device was kicked.
     pub fn publish(&mut self) -> bool {
         let kick = self.ring.publish();
         if kick {

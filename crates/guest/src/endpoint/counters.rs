@@ -15,7 +15,7 @@ pub struct NicReport {
     pub tx_frames: u64,
     /// Bytes of these frames.
     pub tx_bytes: u64,
-    /// Frames of these that will be segmented later (TSO).
+    /// Number of these frames that will be segmented later (TSO).
     pub tx_tso_frames: u64,
     /// How often the ring was full while a frame waited in the TAP.
     pub tx_ring_full: u64,
@@ -25,7 +25,7 @@ pub struct NicReport {
     pub rx_frames: u64,
     /// Bytes of these frames.
     pub rx_bytes: u64,
-    /// Frames of these that will be segmented later (TSO).
+    /// Number of these frames that will be segmented later (TSO).
     pub rx_tso_frames: u64,
     /// Frames that the TAP refused.
     pub rx_refused: u64,

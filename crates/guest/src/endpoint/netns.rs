@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 
 use super::spec::NicSpec;
 
-/// The file by which `ip netns` keeps a namespace.
+/// The file with which `ip netns` keeps a namespace alive.
 #[must_use]
 pub fn path(name: &str) -> PathBuf {
     PathBuf::from("/run/netns").join(name)

@@ -208,7 +208,8 @@ fn config(spec: &NicSpec) -> DriverConfig {
     if spec.packed {
         config.wanted = config.wanted | Features::RING_PACKED;
     }
-    // The slot used last is still in the cache. If 256 big slots were used in turn, none would be.
+    // The slot used last is still in the cache. If 256 big slots were used in turn, none of them
+    // would still be in the cache.
     config.slot_order = SlotOrder::Lifo;
     config
 }

@@ -179,7 +179,8 @@ impl FrameMaker {
             (None, other) => other,
         };
         headers[udp + 6..udp + 8].copy_from_slice(&checksum);
-        // A copy of known length takes a few moves; a copy of unknown length is a call.
+        // A copy of known length compiles to a few moves. A copy of unknown length compiles to a
+        // call.
         if self.headers == HEADERS {
             frame[..HEADERS].copy_from_slice(&headers[..HEADERS]);
         } else {
@@ -226,9 +227,9 @@ fn sum_of_word(word: u64, len: usize) -> u64 {
     (word & 0xffff_ffff) + (word >> 32)
 }
 
-/// Writes stamp and pattern, and returns their sum. The sum is computed from the written values and
-/// not by reading them back. Stores to lines that the switch has read last take long, and a load
-/// that spans two such stores waits until they are complete.
+/// Writes stamp and pattern, and returns their sum. The sum is computed from the values in
+/// registers and not by reading the frame back. Stores to lines that the switch has read last take
+/// long, and a load that spans two such stores waits until both are complete.
 #[inline]
 fn write_payload(payload: &mut [u8], sender: u16, seq: u64) -> u64 {
     payload[..2].copy_from_slice(&sender.to_le_bytes());

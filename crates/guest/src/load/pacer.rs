@@ -10,8 +10,8 @@ pub(crate) struct Pacer {
     last_ns: u64,
 }
 
-/// Longest stall, in seconds, for which credit is kept. A generator that was held up catches up
-/// only a little, so that it does not exceed its rate.
+/// Longest stall, in seconds, for which credit is kept. After a longer stall, the generator catches
+/// up only this time, so that it hardly exceeds its rate.
 const KEEP_SECS: f64 = 0.002;
 
 impl Pacer {

@@ -55,8 +55,8 @@ pub struct LoadReport {
     pub secs: f64,
     /// Whether every byte was written and verified.
     pub touch: bool,
-    /// The same as in [`IntervalReport`], for the whole run. If the value is near 100, the
-    /// generator may be the bottleneck.
+    /// As in [`IntervalReport`], but for the whole run. If the value is near 100, the generator may
+    /// be the bottleneck.
     pub busy_percent: f64,
     /// As in [`IntervalReport`].
     pub run_queue_wait_percent: f64,

@@ -134,7 +134,8 @@ impl Sink {
         taken.for_each(|(sender, cycles)| each(usize::from(sender), cycles));
     }
 
-    /// Ignores the times of frames that were sent before `cycles`, because they were held up.
+    /// Ignores the times of frames that were sent before `cycles`, because these frames were held
+    /// up.
     pub fn forget_times_before(&mut self, cycles: u64) {
         if let Some(times) = &mut self.times {
             times.since = cycles;

@@ -107,7 +107,7 @@ pub struct VmSpec {
     pub wanted: Features,
     /// Changes, in order of time.
     pub phases: Vec<Phase>,
-    /// Whether each frame carries its time of sending. It has no effect with `touch`.
+    /// Whether each frame carries its time of sending. This setting has no effect with `touch`.
     #[serde(default)]
     pub stamped: bool,
 }

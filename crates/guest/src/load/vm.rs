@@ -120,7 +120,7 @@ impl LoadVm {
         }
     }
 
-    /// Changes the VM's traffic at once. It has no effect on a VM that only receives.
+    /// Changes the VM's traffic at once. A change has no effect on a VM that only receives.
     pub fn change(&mut self, phase: &Phase) {
         if let Some(sender) = &mut self.sender {
             sender.apply(&self.spec, phase);

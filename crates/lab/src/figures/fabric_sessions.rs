@@ -31,7 +31,8 @@ use penstock_guest::clock;
 
 /// Time limit until all agents are connected, and until all have ended.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Descriptors of a session in one process, and of everything else.
+/// File descriptors that each session needs if its agent and the controller share this process, and
+/// descriptors for everything else.
 const DESCRIPTORS: (u64, u64) = (3, 256);
 
 /// Number of agents that connect, and the length of the run.

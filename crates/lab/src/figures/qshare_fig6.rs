@@ -42,7 +42,7 @@
 //! * With a bound of 17, which Table I needs, 96 % of the server links are reserved. No tenant can
 //!   gain more than a 25th if all want more. Half of the links are used to 80 % and more.
 //! * With a bound of 60, static reservation uses half of the links to 30 to 44 % (printed: some
-//!   25). Both published numbers are reached, as they are from 55 on.
+//!   25). Both published numbers are reached with this bound, and with every bound from 55 on.
 //!
 //! The claims use the bound of 60. This bound is calibrated: it was chosen by the outcome. The
 //! other two bounds are shown without bands (`*_nobound`, `*_cap17`).

@@ -22,13 +22,13 @@ pub enum Sort {
     /// In the order of the configuration.
     #[default]
     Slot,
-    /// Most frames first, both directions.
+    /// Sorted by frames in both directions, the highest number first.
     Frames,
-    /// Most bits first, both directions.
+    /// Sorted by bits in both directions, the highest number first.
     Bits,
-    /// Most drops first.
+    /// Sorted by drops, the highest number first.
     Drops,
-    /// Most cycles first.
+    /// Sorted by cycles, the highest number first.
     Core,
 }
 

@@ -108,7 +108,8 @@ impl Bucket {
         self.tokens.saturating_add(whole).min(self.limit(cap).max(self.tokens))
     }
 
-    /// The most tokens that the bucket keeps: its depth, plus up to `cap` while frames wait.
+    /// Maximum number of tokens that the bucket keeps: its depth, plus up to `cap` while frames
+    /// wait.
     #[inline]
     pub const fn limit(&self, cap: i64) -> i64 {
         if self.waiting { self.depth.saturating_add(cap) } else { self.depth }

@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! A rate in bits or frames does not say how much of the worker's core a port uses. The core is
-//! what ports compete for, so tokens are cycles.
+//! A rate in bits or frames does not say how much of the worker's core a port uses. Ports compete
+//! for the core, so tokens are cycles.
 //!
 //! # Source
 //!
@@ -22,10 +22,10 @@
 //!
 //! A port with more than 0 tokens may run a batch. The batch's cost is charged afterwards and may
 //! leave a debt. A refill generates the cycles that the core could spend since the last refill.
-//! Each bucket gets its entitlement of these cycles. The rest, and the tokens that do not fit into
-//! a full bucket, go to a pool. The pool is shared by weight among [`Mode::MinMax`] buckets with
-//! room. If one of these buckets fills up, its part is shared again among the others. Cycles are
-//! discarded only if all of these buckets are full.
+//! Each bucket gets its entitlement of these cycles. The remaining cycles, and the tokens that do
+//! not fit into a full bucket, go to a pool. The pool is shared by weight among [`Mode::MinMax`]
+//! buckets with room. If one of these buckets fills up, its part is shared again among the others.
+//! Cycles are discarded only if all of these buckets are full.
 //!
 //! A bucket is not idle if its port has waiting frames but does not get its turn. Its earnings,
 //! including its part of the pool, are kept above the depth as *arrears* until no frame waits.
@@ -50,8 +50,8 @@
 //!
 //! No gate stops a port in [`Mode::Free`]. It could still wait forever behind ports of an earlier
 //! class that live on spare cycles. Such a port has a bucket with a [floor](free_floor) and takes
-//! part in the pool. The ports before it thus run out of tokens in time for it to get its part.
-//! Cycles that it spends beyond its tokens are not generated for the others.
+//! part in the pool. The ports of earlier classes thus run out of tokens in time for this port to
+//! get its part. Cycles that this port spends beyond its tokens are not generated for the others.
 //!
 //! # Example
 //!
@@ -61,10 +61,10 @@
 //!
 //! # Departures
 //!
-//! The pool is divided as a whole. Algorithm 1 shrinks it inside its loop and overwrites the rest,
-//! which loses 31 % with the weights of Fig. 7. Unsold capacity goes through the pool. If all ports
-//! are backlogged, this equals a fixed `C_idle` for each port. Arrears, lent time and floors are
-//! additions.
+//! The pool is divided as a whole. Algorithm 1 shrinks the pool inside its loop and overwrites the
+//! rest. With the weights of Fig. 7, 31 % of the pool are therefore lost. Unsold capacity goes
+//! through the pool. If all ports are backlogged, this equals a fixed `C_idle` for each port.
+//! Arrears, lent time and floors are additions.
 //!
 //! # Cost
 //!
@@ -91,7 +91,7 @@ const POOL_FRACTION: u32 = 20;
 pub enum Mode {
     /// The bucket gets nothing beyond its entitlement.
     Strict,
-    /// A weighted part of the cycles that others leave (MIN-MAX).
+    /// The bucket also gets a weighted part of the cycles that others leave (MIN-MAX).
     #[default]
     MinMax,
     /// As [`Self::MinMax`], but the port may also run without tokens. The bucket only prevents
@@ -108,7 +108,7 @@ pub struct Terms {
     pub weight: Weight,
     /// Whether the bucket takes part in the pool, and whether its port may run without tokens.
     pub mode: Mode,
-    /// Most tokens that the bucket keeps while no frame waits.
+    /// Maximum number of tokens that the bucket keeps while no frame waits.
     pub depth: Cycles,
 }
 
@@ -123,7 +123,8 @@ const DEPTH_OF_CORE_US: u64 = 50;
 ///
 /// The first term bridges bursts. With the second term, a port without entitlement can take all
 /// cycles that an interval generates, and at least one batch of any kind. A bucket may go into
-/// debt, so it needs no more. Each microsecond of depth may delay lower classes by a microsecond.
+/// debt, so no larger depth is necessary. Each microsecond of depth may delay lower classes by a
+/// microsecond.
 #[must_use]
 pub fn default_depth(entitlement: CyclesPerSecond, core: TscRate) -> Cycles {
     let of = |rate: u64, us: u64| u128::from(rate) * u128::from(us) / 1_000_000;
@@ -135,8 +136,8 @@ pub fn default_depth(entitlement: CyclesPerSecond, core: TscRate) -> Cycles {
 const DEPTH_MAX: u64 = 1 << 46;
 
 /// Upper bound of the floor that all ports without a purchase share, in thousandths of a worker's
-/// capacity. The floor comes out of unsold capacity. It is generated for no other port while these
-/// ports use it.
+/// capacity. The floor comes out of unsold capacity. While ports without a purchase use the floor,
+/// its cycles are generated for no other port.
 const FREE_PERMILLE: u64 = 20;
 const FREE_PERMILLE_MIN: u64 = 1;
 
@@ -330,7 +331,7 @@ impl BucketSet {
     }
 
     /// Refunds the charge for the last batch of `slot`, because no port with tokens had frames when
-    /// it ran.
+    /// the batch ran.
     pub fn lend(&mut self, slot: usize, cost: Cycles) {
         if !self.is_metered(slot) {
             return;
@@ -343,8 +344,8 @@ impl BucketSet {
         self.ledger.lent += cost;
     }
 
-    /// Charges `slot` for cycles that another worker spent. This core did not spend them, so they
-    /// go to the pool.
+    /// Charges `slot` for cycles that another worker spent. This core did not spend these cycles,
+    /// so they go to the pool.
     pub fn charge_elsewhere(&mut self, slot: usize, cost: Cycles) {
         if !self.is_metered(slot) || cost == Cycles::ZERO {
             return;
@@ -356,8 +357,8 @@ impl BucketSet {
     }
 
     /// Books tokens that moved between this bucket and the same port's bucket on another worker.
-    /// Negative if tokens left. This core must provide the cycles for tokens that arrive, and need
-    /// not provide them for tokens that leave.
+    /// `tokens` is negative if tokens left this bucket. This core must provide the cycles for
+    /// tokens that arrive, and need not provide them for tokens that leave.
     pub fn transfer(&mut self, slot: usize, tokens: i64) {
         if tokens < 0 {
             self.charge_elsewhere(slot, Cycles(tokens.unsigned_abs()));

@@ -12,9 +12,9 @@
 //! charge. A refill needs only the sums of the rates and weights of all earning buckets.
 //!
 //! Only buckets that become full need a visit, because their overflow goes to other buckets. A
-//! refill visits one bucket, in turn, for every [`VISIT_EVERY_US`] of time that it generates for.
-//! It moves the tokens above the bucket's limit to the pool. If a refill has time for all buckets,
-//! it repeats the visits until nothing overflows, at most [`ROUNDS`] times.
+//! refill visits one bucket, in turn, for every [`VISIT_EVERY_US`] microseconds of time that it
+//! generates for. The visit moves the tokens above the bucket's limit to the pool. If a refill has
+//! time for all buckets, it repeats the visits until nothing overflows, at most [`ROUNDS`] times.
 //!
 //! # Cost
 //!
@@ -29,7 +29,7 @@ use penstock_units::Cycles;
 /// ten cycles per visit, this costs a thousandth of the core for any interval and any number of
 /// ports.
 const VISIT_EVERY_US: u64 = 5;
-/// Most passes over all buckets in one refill.
+/// Maximum number of passes over all buckets in one refill.
 const ROUNDS: u32 = 4;
 /// Largest part of the pool that one refill hands out: an hour of a core. The bound prevents
 /// overflow.
@@ -46,8 +46,8 @@ impl BucketSet {
         self.ledger.stored += budget.cast_signed();
         let part = self.affordable(elapsed, budget);
         self.clocks.guaranteed = self.clocks.guaranteed.wrapping_add(part);
-        // The pool gets all cycles that the buckets do not earn: unsold cycles and those of full
-        // buckets.
+        // The pool gets all cycles that the buckets do not earn: unsold cycles and the earnings of
+        // full buckets.
         self.pool += budget.cast_signed();
         self.give(self.earning_rates * u128::from(part));
         let visits = elapsed / (self.core.hz() * VISIT_EVERY_US / 1_000_000).max(1);
@@ -176,7 +176,7 @@ impl BucketSet {
         self.earning_weights += u64::from(bucket.weight);
     }
 
-    /// Removes a bucket from the list. It must be up to date.
+    /// Removes a bucket from the list. The bucket must be up to date.
     pub(super) fn delist(&mut self, slot: usize) {
         let bucket = &self.buckets[slot];
         let place = bucket.place;

@@ -8,7 +8,7 @@
 //! # Source
 //!
 //! C2QoS §III: eq. (1), Figs. 5 and 6, "Modeling methodology". If a contract names no mix of sizes,
-//! the mix is one as in RFC 6985.
+//! the model assumes the simple Internet mix (RFC 6985).
 //!
 //! # Quantities
 //!
@@ -38,7 +38,8 @@
 //!
 //! The paper's cell is in cycles per second at 10⁵ packets per second. Here a cell is in cycles per
 //! frame. The paper has no term for a batch, but a batch that is not full costs more per frame
-//! ([`BatchTerm`]). Entitlements assume full batches, which a rate-limited VM sends.
+//! ([`BatchTerm`]). Entitlements assume full batches: a VM at its limit has a backlog, so its
+//! batches are full.
 //!
 //! # Cost
 //!
@@ -74,7 +75,7 @@ pub const SIZES: [u16; 6] = [64, 128, 256, 512, 1024, 1500];
 pub const RULES: [u32; 3] = [1, 1_000, 10_000];
 /// Version of the model's file format. Files of other versions are refused.
 pub const VERSION: u32 = 1;
-/// Largest number of VMs or cores that a coefficient may have.
+/// Maximum number of VMs or cores that a coefficient may have.
 const COUNT_MAX: u32 = 65_536;
 
 /// Factor by which a frame's cost grows under one condition, such as a number of VMs.
@@ -155,7 +156,7 @@ pub struct Parts {
 pub enum ModelError {
     /// The grid lacks the cell for this combination.
     Missing(CellKey),
-    /// A cost of the cell is not finite, negative, or has a median outside its range.
+    /// A cost of the cell is negative or not finite, or its median is outside its range.
     Cell(CellKey),
     /// The cells have fewer than two sizes.
     Sizes,

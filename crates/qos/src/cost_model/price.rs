@@ -1,8 +1,8 @@
 //! The expected cost of a batch in integers, because a worker must not compute with floats.
 //!
 //! If the core was preempted during a batch, the elapsed cycles do not show the cycles that the
-//! batch used. This price replaces them. It is a cost per batch, per frame and per byte, in fixed
-//! point with one multiplication each.
+//! batch used. The price of the batch replaces the elapsed cycles. The price is a cost per batch,
+//! per frame and per byte, in fixed point with one multiplication each.
 
 use penstock_units::Cycles;
 

@@ -12,7 +12,7 @@ use penstock_units::{BitsPerSecond, PacketsPerSecond};
 pub const SIZE_MIN: u16 = 64;
 /// Largest size of a frame in bytes. A segmentation request counts as the frames that it becomes.
 pub const SIZE_MAX: u16 = 9018;
-/// Largest number of entries in a mix.
+/// Maximum number of entries in a mix.
 pub const MIX_MAX: usize = 32;
 /// Bytes of the FCS, which byte counters leave out.
 pub const FCS: u64 = 4;

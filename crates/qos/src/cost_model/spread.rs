@@ -51,7 +51,8 @@ impl Spread {
         if self.median > 0.0 { (self.max - self.min) / 2.0 / self.median } else { 0.0 }
     }
 
-    /// Whether this can be a cost: finite, with a median that is within the range and not negative.
+    /// Whether the values can be a cost: they are finite, and the median is within the range and
+    /// not negative.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let finite = self.min.is_finite() && self.max.is_finite();

@@ -1,5 +1,5 @@
-//! The `fair-share` discipline of an output divides it by weight among tenants, and each tenant's
-//! share among the tenant's VMs.
+//! The `fair-share` discipline of an output divides the output by weight among tenants, and each
+//! tenant's share among the tenant's VMs.
 //!
 //! # Problem
 //!
@@ -58,7 +58,7 @@ use crate::vtrr::{self, Vtrr};
 use queue::{Pool, Queue};
 use rounds::{Place, Places, Ring};
 
-/// Most tenants that VTRR serves. With more, EEVDF takes over.
+/// Maximum number of tenants that VTRR serves. With more, EEVDF takes over.
 pub const VTRR_MAX: usize = vtrr::CLIENTS_MAX;
 /// Number of tenants at which VTRR takes over again. The distance from [`VTRR_MAX`] is a
 /// hysteresis.

@@ -75,7 +75,7 @@ impl Ring {
         self.active == 0
     }
 
-    /// Adds a VM behind all others. It must not be in the ring.
+    /// Adds a VM behind all others. The VM must not be in the ring.
     pub fn enter(&mut self, vms: &mut impl Places, vm: u32) {
         let round = self.round;
         let place = vms.place(vm);

@@ -2,9 +2,9 @@
 //!
 //! # Problem
 //!
-//! A model that is measured once is a few per cent wrong for every VM and hour. If a VM's frames
-//! cost more than modelled, the VM gets less than it purchased. At the same time, a VM must not
-//! gain by sending more expensive frames than it declared.
+//! A model that is measured once is wrong by a few per cent for each VM, and the error changes over
+//! time. If a VM's frames cost more than modelled, the VM gets less than it purchased. At the same
+//! time, a VM must not gain by sending more expensive frames than it declared.
 //!
 //! # Source
 //!
@@ -32,7 +32,7 @@
 //!    a row.
 //! 2. The model's error `c/m − 1` is recorded for every port that sends. If the error of full
 //!    batches exceeds [`LearnConfig::drift_limit`], an event reports the error. Another event
-//!    reports when the error is within half of the limit.
+//!    reports when the error has returned to half of the limit or less.
 //! 3. `E` changes only for a throttled port, because its bucket was the limit. The port's need is
 //!    `n = r · c · t`, within [`LearnConfig::factor`] of `B`. The trim `t ≥ 1` grows slowly while
 //!    `d < 1` although `E ≥ n` (losses outside of the bucket). It shrinks if `d > 1`.
@@ -71,7 +71,7 @@ use port::Port;
 /// Parameters of the learner. The daemon uses the default.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearnConfig {
-    /// Fewest frames in an interval that is evaluated.
+    /// Minimum number of frames in an interval that is evaluated.
     pub frames_min: u64,
     /// Weight of a new cost in the average, above 0 up to 1.
     pub gain: f64,

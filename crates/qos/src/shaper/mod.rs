@@ -76,7 +76,7 @@ pub fn segment_max(rate: BitsPerSecond, time: Nanos) -> u32 {
 /// The shaper of one VM.
 #[derive(Clone, Debug)]
 pub enum Shaper {
-    /// A token bucket, as in hypervisors. It is the baseline.
+    /// A token bucket, as in hypervisors. It is the baseline for comparison with [`Smooth`].
     TokenBucket(TokenBucket),
     /// Spacing within a window.
     Smooth(Smooth),

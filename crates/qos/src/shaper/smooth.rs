@@ -49,11 +49,12 @@
 //!
 //! - The paper delays each packet. A bounded delay does not limit a rate, so here the *spacing* has
 //!   a window.
-//! - The paper's printed r has its ends exchanged, and its proportional rule, read literally, is
+//! - The paper prints the ends of r in the wrong order. Its proportional rule, read literally, is
 //!   positive feedback.
 //! - The paper's rule knows two values. Here the rule is proportional between them. A spacing that
 //!   jumps between its ends is jitter too (a quarter of the spacing at 2 Mbit/s).
-//! - Spacing depends on earlier departures, as on a slower link: no frame waits for its own length.
+//! - Spacing depends on earlier departures, as on a slower link. The length of a frame delays only
+//!   the frames after it.
 //! - The slow rule's e uses the spacing that the window gave, not actual departures. Frames that
 //!   wait for the backstop or do not arrive say nothing about the window.
 //!

@@ -120,7 +120,7 @@ proptest! {
     ) {
         let mut set = set(capacity);
         for event in &events {
-            // A single bucket that nothing fills.
+            // The depth of this one bucket is so large that no event fills it.
             let before = set.ledger().discarded;
             set.join(deep, &terms(0, 1, Mode::MinMax, 1 << 45), 0);
             apply(&mut set, event);

@@ -184,8 +184,8 @@ proptest! {
         prop_assert!(decisions <= bound, "{decisions} of {bound}");
     }
 
-    /// Silent units in earlier classes cost a unit only the looks that demote them. This happens
-    /// once.
+    /// Silent units in earlier classes cost a unit only the looks that demote them. These looks
+    /// happen once.
     #[test]
     fn silent_units_fall_out_of_the_way(silent in 1..SLOTS - 1) {
         let mut hbs = BatchScheduler::new(SLOTS, Readiness::Demotion);

@@ -7,13 +7,14 @@
 //!
 //! # Approach
 //!
-//! Between two events every flow has the constant rate that [`Rates`] computes. Events are: a flow
-//! is complete, a connection requests a flow, limits change, queues are bound, a sample is taken.
-//! At each event the simulator first accounts for the bits that were transferred since the last
-//! event. Then it recomputes the rates.
+//! Between two events every flow has the constant rate that [`Rates`] computes. An event is the
+//! completion or request of a flow, a change of limits, a binding of queues, or a sample. At each
+//! event the simulator first accounts for the bits that were transferred since the last event. Then
+//! it recomputes the rates.
 //!
 //! All flows between a pair of VMs have the same path, queue and limit, and therefore the same
-//! rate. A pair is one stream, and a single number is the bits that each of its flows has received.
+//! rate. A pair is one stream, and a single number counts the bits that each of the pair's flows
+//! has received.
 //!
 //! Each connection draws from its own generator, so every system sees the same flows in the same
 //! order. The same seed gives the same run.

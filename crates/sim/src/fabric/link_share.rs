@@ -18,9 +18,9 @@
 //! weight among queues that demand more. Within a queue, flows share in the same way with equal
 //! weights.
 //!
-//! The result for each queue is a level and a refused fraction. The level is the maximum rate of
-//! each of its flows on this link. The fraction is the part of the demand that is refused. The
-//! level is infinite if the queue's whole demand is met.
+//! The result for each queue is a level and a refused fraction. The level is the maximum rate on
+//! this link of each flow in the queue. The fraction is the part of the queue's demand that is
+//! refused. The level is infinite if the queue's whole demand is met.
 //!
 //! # Example
 //!

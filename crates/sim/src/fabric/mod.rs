@@ -9,8 +9,9 @@
 //! # Approach
 //!
 //! Flows have rates, which follow only from links, queues, weights and limits ([`rates`]). The
-//! production code (`penstock_fabric`) controls limits and queues. This code sees only what it
-//! could measure in a real network, with the same delay. All random numbers come from one seed.
+//! production code (`penstock_fabric`) controls limits and queues. The production code gets only
+//! values that it could measure in a real network, with the same delay. All random numbers come
+//! from one seed.
 //!
 //! | Module | Content |
 //! |---|---|

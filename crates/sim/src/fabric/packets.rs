@@ -12,9 +12,9 @@
 //! within a queue. A queue holds a bounded number of packets and drops the rest.
 //!
 //! A flow with a window keeps a fixed number of packets at the link and sends another packet when
-//! one leaves. This represents TCP with equal windows, if all delay comes from the queue. A paced
-//! flow sends at a fixed rate regardless of losses. It represents a rate limit above the queue's
-//! share.
+//! one leaves. Such a flow represents TCP with equal windows, if all delay comes from the queue. A
+//! paced flow sends at a fixed rate regardless of losses. It represents a rate limit above the
+//! queue's share.
 //!
 //! The link's virtual time is the tag of the packet in service. A packet at the head of queue q
 //! gets the tag max(virtual time, last tag of q) + bits / weight.

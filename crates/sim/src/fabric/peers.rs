@@ -48,7 +48,7 @@ const SHORT: &str = "10000 0.5\n100000 0.8\n2000000 1";
 /// Results of the check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Check {
-    /// Least rate in a tenth of a second, relative to the guarantee.
+    /// Minimum rate in a tenth of a second, relative to the guarantee.
     pub guarantee: f64,
     /// Rate of X alone, relative to the link.
     pub spare: f64,
@@ -76,8 +76,8 @@ impl Check {
     }
 }
 
-/// The settings of the sweep. They run from slow to fast, with and without caution, hold and
-/// headroom, each at two periods. Limits are forgotten at once or after 10 s.
+/// The settings of the sweep. The sweep covers slow to fast rate changes, with and without caution,
+/// hold and headroom, each with two periods. Limits are forgotten at once or after 10 s.
 #[must_use]
 pub fn candidates() -> Vec<PairLimits> {
     let mut all = Vec::new();

@@ -45,10 +45,10 @@ impl LinkId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(u32);
 
-/// If a link recomputes more often than this in one [`Rates::settle`], it moves only half way to a
-/// new offer. It also treats offers that differ by less than [`NEAR`] as equal.
+/// If a link recomputes more often than this in one [`Rates::settle`], the link moves only half way
+/// to a new offer. The link then also treats offers that differ by less than [`NEAR`] as equal.
 const TURNS_FREE: u32 = 8;
-/// A link that has recomputed this often stops.
+/// A link stops recomputing in one [`Rates::settle`] after this number of times.
 const TURNS_MAX: u32 = 64;
 /// Relative difference below which offers count as equal after [`TURNS_FREE`] turns.
 const NEAR: f64 = 1e-3;
@@ -219,8 +219,8 @@ impl Rates {
         }
     }
 
-    /// Sets a link's queues. `queue_of[class]` is the queue of a class; classes beyond its end use
-    /// the first.
+    /// Sets a link's queues. `queue_of[class]` is the queue of a class; classes beyond the end of
+    /// `queue_of` use the first queue.
     pub fn set_queues(&mut self, link: LinkId, queues: Vec<Queue>, queue_of: Vec<usize>) {
         assert!(queue_of.iter().all(|q| *q < queues.len()), "a class without a queue");
         let at = &mut self.links[link.index()];

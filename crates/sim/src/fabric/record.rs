@@ -34,8 +34,8 @@ pub struct Sample {
     pub at: Nanos,
     /// Bits, indexed by `tenant * watched links + link`.
     pub bits: Vec<f64>,
-    /// Bits to which tenants were entitled, with the same index. Their flows would have received
-    /// them if only the hose guarantees limited the flows.
+    /// Bits to which tenants were entitled, with the same index. The tenants' flows would have
+    /// received these bits if only the hose guarantees limited the flows.
     pub entitled: Vec<f64>,
 }
 

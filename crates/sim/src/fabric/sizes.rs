@@ -3,8 +3,8 @@
 //! A line of the table has a size in bytes and the probability that a flow is not longer. Lines
 //! that begin with `#` state the table's source. A draw takes u uniformly from [0, 1) and
 //! interpolates the size linearly in the segment that contains u. If u is below the first
-//! probability, it returns the first size. The published generators, from which the tables come,
-//! draw sizes in the same way.
+//! probability, the draw returns the first size. The published generators, from which the tables
+//! come, draw sizes in the same way.
 
 use thiserror::Error;
 

@@ -181,7 +181,8 @@ pub enum SpecError {
         /// Number of hosts.
         hosts: usize,
     },
-    /// A connection's tenant or client does not exist, or it has no server on another host.
+    /// A connection's tenant or client does not exist, or the connection has no server on another
+    /// host.
     #[error("connection {0}: tenant, client and at least one server on another host are wanted")]
     Connection(usize),
     /// The time between samples is below 1 ms.

@@ -58,9 +58,9 @@ pub struct HostUsage {
 
 /// Decides which tenants have a queue of their own.
 pub trait Binder: std::fmt::Debug + Send {
-    /// Decides at the end of an interval. `usage[tenant]` has the measurements of its hosts.
-    /// Returns for each tenant whether it has its own queue from now on. The queue exists on all
-    /// links with a reservation of the tenant.
+    /// Decides at the end of an interval. `usage[tenant]` has the measurements of the tenant on
+    /// each host. Returns for each tenant whether it has its own queue from now on. The queue
+    /// exists on all links with a reservation of the tenant.
     fn bind(&mut self, usage: &[Vec<HostUsage>]) -> Vec<bool>;
 }
 

@@ -68,7 +68,7 @@ pub struct Setup {
     pub link: Link,
     /// Purchased cycles and class of the uplink's port.
     pub uplink: PortQos,
-    /// Largest number of VMs.
+    /// Maximum number of VMs.
     pub vms: usize,
     /// Schedule of the workers.
     pub schedule: ScheduleKind,
@@ -254,8 +254,8 @@ impl Testbed {
         lock(&self.nic).set_server(vm.port().0, probe.server);
     }
 
-    /// Puts `per_second` small frames at random times into a VM's ring. Their time to the link is
-    /// measured.
+    /// Puts `per_second` small frames at random times into a VM's ring. The time that these frames
+    /// take to the link is measured.
     pub fn sample(&mut self, vm: VmId, (from, until): (Nanos, Nanos), per_second: u64) {
         let mut rng = self.seed.fork(0x3000 + u64::from(vm.0));
         let (from, until) = (self.cycles(from), self.cycles(until));

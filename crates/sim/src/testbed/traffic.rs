@@ -80,8 +80,8 @@ pub struct Probe {
     /// Mean time from the link through the server's program back to the link. Actual times vary
     /// from half to one and a half times the mean.
     pub server: Nanos,
-    /// Mean time in the guest from the reply in its ring to the next message in its ring. It varies
-    /// in the same way.
+    /// Mean time in the guest from the reply in its ring to the next message in its ring. Actual
+    /// times vary like those of `server`.
     pub guest: Nanos,
 }
 
@@ -96,7 +96,8 @@ pub struct Requests {
     pub burst: u32,
     /// Number of frames in a response.
     pub response_frames: u32,
-    /// Mean time in the guest between a request and its response. It varies like [`Probe::server`].
+    /// Mean time in the guest between a request and its response. This time varies like
+    /// [`Probe::server`].
     pub service: Nanos,
     /// Time of a response outside of the switch: wires and the client.
     pub outside: Nanos,

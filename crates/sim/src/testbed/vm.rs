@@ -268,8 +268,8 @@ impl Vm {
     }
 }
 
-/// A random time from half to one and a half times `mean`, in cycles. Real programs vary. A
-/// constant time would synchronise with a switch that polls in turn.
+/// A random time from half to one and a half times `mean`, in cycles. The times of real programs
+/// vary. A constant time would synchronise with a switch that polls in turn.
 pub(super) fn around(rng: &mut Rng, mean: u64) -> u64 {
     mean / 2 + rng.below(mean + 1)
 }

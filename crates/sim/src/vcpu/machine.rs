@@ -38,7 +38,7 @@ enum Event {
     /// A slice or work ends, in the turn with this number.
     End(CpuId, u64),
     Timer(GuestId),
-    /// A guest is activated that gave up its processor after this many turns.
+    /// A guest that gave up its processor after this many turns is activated.
     Activate(GuestId, u64),
     /// A frame for a guest reaches the machine.
     Arrive(GuestId, Frame),
@@ -113,7 +113,7 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// Starts a VM with one vCPU on `home`. `None` if the scheduler refuses it.
+    /// Starts a VM with one vCPU on `home`. `None` if the scheduler refuses the VM.
     pub fn start(&mut self, contract: &Contract, home: CpuId, spec: GuestSpec) -> Option<GuestId> {
         let vm = self.scheduler.add(self.now, contract, &[home])?;
         let id = self.slots.len();

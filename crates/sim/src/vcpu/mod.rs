@@ -3,8 +3,8 @@
 //!
 //! # Problem
 //!
-//! A VM's delay until it runs shows only beside neighbours and over minutes. The measurement must
-//! be reproducible.
+//! A VM's delay until it runs becomes visible only over minutes, when other VMs compete for the
+//! processor. The measurement must be reproducible.
 //!
 //! # Approach
 //!

@@ -190,8 +190,8 @@ fn shares_hold(tenants: u16, link: u64) {
         assert!(got.abs_diff(due) <= allowed, "{tenant} of {tenants}: {got} of {due}");
         let (most, least) = (of_tenant.iter().max(), of_tenant.iter().min());
         let apart = most.zip(least).map_or(0, |(most, least)| most - least);
-        // With a thousand tenants, a VM with short frames does not have enough of them queued for
-        // its whole turn. Its siblings use the rest.
+        // With a thousand tenants, a VM with short frames does not have enough frames queued for
+        // its whole turn. The tenant's other VMs use the rest of the turn.
         let few = tenants <= 40;
         assert!(!few || apart <= (got / 200).max(2 * SEGMENT), "{tenant}: {of_tenant:?}");
     }
@@ -203,7 +203,8 @@ fn shares_hold_for_few_and_many_tenants_and_any_sizes() {
     shares_hold(40, 100_000_000);
 }
 
-/// Takes minutes without optimisation; `cargo test --release -p penstock-sim -- --ignored`.
+/// Takes minutes without optimisation. Run it with `cargo test --release -p penstock-sim --
+/// --ignored`.
 #[test]
 #[ignore = "takes long without optimisation"]
 fn shares_hold_for_a_thousand_tenants() {
@@ -358,8 +359,8 @@ fn a_flooded_vm_pays_for_its_frames_and_the_others_keep_their_rate() {
 }
 
 /// A VM of the last class purchased a fifth of the core and sends through an output with a queue. A
-/// VM of the first class takes as many cycles as it can get. Departures of its frames must not cost
-/// it tokens that it could not use while it waited for its turn.
+/// VM of the first class takes as many cycles as it can get. Departures of the last-class VM's
+/// frames must not cost this VM tokens that it could not use while it waited for its turn.
 #[test]
 fn a_late_class_keeps_its_purchase_with_an_output_queue() {
     let run = |order: Order, both: bool| {

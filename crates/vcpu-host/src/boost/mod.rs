@@ -12,8 +12,9 @@
 //!
 //! # Approach
 //! The thread polls at most every S, and whenever a vCPU is due or has a loan:
-//! 1. For each vCPU with a deadline, read how long it ran since the last poll and since when it
-//!    waits, and charge it. A vCPU that was lent a slice and did not run has nothing to do.
+//! 1. For each vCPU with a deadline, read how long the vCPU ran since the last poll and since when
+//!    it waits, and charge the vCPU. A vCPU that was lent a slice and did not run has nothing to
+//!    do.
 //! 2. Take back the earlier loans, and lend a slice to the due vCPU ([`DoubleQueue::due`]). If none
 //!    is due, lend more to a vCPU that continues after its slice for an event and has a reserve.
 //! 3. Every 10 ms, check whether an aperiodic vCPU that did not run has work. Every 30 ms, also
@@ -26,8 +27,8 @@
 //! A blocked vCPU with credits or a reserve keeps a real-time policy (a standing lease), so that it
 //! runs at once when it is woken. The lease ends if the vCPU continues after it ran for half a
 //! slice. The lease's priority is below that of a slice, so a due vCPU never waits for it. If two
-//! vCPUs with standing leases are woken, the second waits for the first. While two vCPUs have
-//! standing leases, both are thus examined in every slot, and the waiting one is owed a slice
+//! vCPUs with standing leases are woken, the second waits for the first. For this reason, both are
+//! examined in every slot while two vCPUs have standing leases, and the waiting one is owed a slice
 //! within its deadline. A single vCPU with a standing lease that it does not use for a tick is
 //! examined only every tick. Xen likewise ends a BOOST at ticks.
 //!
@@ -35,7 +36,7 @@
 //! If the kernel refuses to lend to a vCPU, the thread retries after 1 s, and then after twice as
 //! long each time, up to 64 s. If a poll comes late by more than half a slice, a hypervisor below
 //! took the processor. The vCPU with the loan lost time too, even if the kernel counts it as run.
-//! For this reason its slice is lent again.
+//! For this reason, the vCPU's slice is lent again.
 //!
 //! # Departures
 //! The event that wakes a blocked vCPU is unknown, so every wake-up counts as an event.
@@ -98,9 +99,9 @@ pub enum Order {
 pub enum Note {
     /// A vCPU's thread has exited.
     Gone(Identity),
-    /// The kernel refused to lend to the thread or to weigh it, for this reason.
+    /// The kernel refused a loan or a weight for the thread, with this error.
     Refused(Identity, String),
-    /// The kernel refused to lend to the thread, because its cgroup has no real-time budget.
+    /// The kernel refused a loan for the thread, because its cgroup has no real-time budget.
     NoBudget(Identity),
     /// The kernel accepts loans to the thread again, after a refusal.
     Accepted(Identity),

@@ -74,7 +74,7 @@ impl Lent {
 /// Counts of one vCPU since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Time that it ran.
+    /// Time that the vCPU ran.
     pub ran: Nanos,
     /// Number of slices that the vCPU got and used.
     pub boosts: u64,
@@ -90,10 +90,10 @@ pub struct Tally {
 /// Activity of a vCPU since the last look.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
-    /// Time that it ran.
+    /// Time that the vCPU ran.
     pub ran: Nanos,
-    /// How long the vCPU had waited before it ran; the mean if it ran several times. `None` if it
-    /// did not start to run.
+    /// How long the vCPU had waited before it ran; the mean if the vCPU ran several times. `None`
+    /// if the vCPU did not start to run.
     pub waited: Option<Nanos>,
     /// Time at which the vCPU last ran. All time except run time and finished waits counts as the
     /// present wait. If the vCPU was blocked meanwhile, the value is thus too early.
@@ -158,7 +158,7 @@ pub(crate) struct Sitter {
 }
 
 impl Sitter {
-    /// Opens the files that each poll reads.
+    /// Opens the thread's files in procfs, which each poll reads.
     pub fn new(seat: Seat, vcpu: VcpuId, by: u8) -> io::Result<Self> {
         let Identity { pid, tid, .. } = seat.thread;
         let task = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
@@ -205,11 +205,11 @@ impl Sitter {
         })
     }
 
-    /// Gives the thread new parameters. An unanswered event and the state of its bell are kept.
+    /// Gives the thread new parameters. An unanswered event and the state of the bell are kept.
     pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
         let refused = None;
-        // From now on its cgroup may be weighed instead of the thread, so its own nice value is
-        // reset.
+        // From now on, the vCPU's cgroup may be weighed instead of the thread, so the thread's own
+        // nice value is reset.
         let nice = match seat.weigher {
             Weigher::Nice => self.nice,
             Weigher::Group { .. } => nice_of(seat.saved),
@@ -235,8 +235,8 @@ impl Sitter {
         self.seat.contract.mode.is_real_time()
     }
 
-    /// Whether the vCPU's state must be read. This is so if only an event makes it due and it is
-    /// not known to be blocked.
+    /// Whether the vCPU's state must be read. This is necessary if only an event makes the vCPU due
+    /// and the vCPU is not known to be blocked.
     pub fn waits_for_events(&self) -> bool {
         self.seat.contract.mode == Mode::Aperiodic && !self.blocked
     }

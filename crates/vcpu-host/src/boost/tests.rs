@@ -101,8 +101,8 @@ fn a_vm_that_comes_or_goes_leaves_the_others_accounts_alone() {
     boost.seat(at(31), seats);
     assert_eq!(credits(&boost), [before[1], 0, before[0]]);
     assert_eq!(boost.queue.next_due(CPU), due, "nor is its deadline put off");
-    // The third vCPU goes, and one of the others gets other parameters. It owes the same time with
-    // the new parameters.
+    // The third vCPU goes, and one of the others gets other parameters. With the new parameters, it
+    // owes the same time.
     let seats = vec![all[0].seat(0, Contract { weight: Weight::new(2).unwrap(), ..by_credit })];
     boost.seat(at(32), seats);
     assert_eq!(credits(&boost), [before[0]]);

@@ -24,7 +24,7 @@ const NEARLY: Nanos = Nanos(SLICE.0 * 3 / 5);
 /// Number of epochs without running after which a vCPU's state is read, if all vCPUs are read in
 /// each epoch.
 const PATIENCE: u8 = 3;
-/// Beside this many others a vCPU runs only in every other epoch.
+/// If this number of vCPUs compete with a vCPU, it runs only in every other epoch.
 const MANY: usize = 10;
 /// How often a slice is lent again if it is unknown whether the vCPU ran in it. Other due vCPUs
 /// wait for each repetition, and none should wait for more than 1 ms beyond its deadline.
@@ -165,8 +165,9 @@ impl Boost {
         }
     }
 
-    /// Called after a vCPU ran on a loan. If a vCPU with a standing lease was woken meanwhile, it
-    /// waits behind the first one, and perhaps behind more. It is owed a slice within its deadline.
+    /// Called after a vCPU ran on a loan. If another vCPU with a standing lease was woken
+    /// meanwhile, that vCPU waits behind the first one, and perhaps behind more. The waiting vCPU
+    /// is owed a slice within its deadline.
     fn owe_behind(&mut self, now: Nanos) {
         for sitter in &mut self.sitters {
             let stands = sitter.lent == Lent::Standing && sitter.blocked && sitter.stood != now;
@@ -251,8 +252,8 @@ impl Boost {
             Some(due) if self.may_lend() => due.min(quiet + CreditTerms::TICK),
             _ => quiet,
         };
-        // If a blocked vCPU cannot pay yet, it gets its standing lease at the time when it can, and
-        // not at a later tick.
+        // If a blocked vCPU cannot pay yet, it gets its standing lease at the time when it can pay,
+        // and not at a later tick.
         let stands = |sitter: &Sitter| {
             let contract = &sitter.seat.contract;
             let waits = sitter.blocked && sitter.lent == Lent::No && sitter.may_be_lent_to(now);
@@ -358,7 +359,7 @@ fn pays(queue: &DoubleQueue, vcpu: VcpuId) -> bool {
 }
 
 /// Whether a blocked vCPU may run at once when it is woken, because it can pay. A periodic vCPU
-/// that cannot pay may do so once per deadline, because admission reserved that time.
+/// that cannot pay may run at once only once per deadline, because admission reserved that time.
 fn stands(now: Nanos, queue: &DoubleQueue, sitter: &Sitter) -> bool {
     let contract = &sitter.seat.contract;
     let again = sitter.stood + contract.deadline;

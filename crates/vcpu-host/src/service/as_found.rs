@@ -1,11 +1,11 @@
 //! The original state of threads and cgroups: recorded before they are changed, restored when they
 //! leave.
 //!
-//! If a state cannot be recorded for the watchdog, it is not changed. A released slot of the table
-//! stays unused until the next look, and then other free slots are used first. The reason is that
-//! the previous user may still be about to remove its entry. If no VM is weighed by a cgroup any
-//! more, the cgroup is also kept. A scheduling thread may set its weight once more before it
-//! receives the order.
+//! If the state of a thread or cgroup cannot be recorded for the watchdog, the thread or cgroup is
+//! not changed. A released slot of the table stays unused until the next look, and then other free
+//! slots are used first. The reason is that the previous user may still be about to remove its
+//! entry. A cgroup by which no VM is weighed any more is also kept until then, because a scheduling
+//! thread may set its weight once more before it receives the order.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -140,7 +140,7 @@ impl AsFound {
     }
 
     /// Forgets the threads that are not in the list. This function restores the processors of a
-    /// living thread; the scheduling thread restores its policy.
+    /// living thread. The scheduling thread restores the thread's policy.
     fn leave(&mut self, threads: &[Identity]) {
         let gone: Vec<Identity> =
             self.threads.keys().copied().filter(|each| !threads.contains(each)).collect();

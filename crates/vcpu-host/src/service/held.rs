@@ -1,9 +1,10 @@
 //! vCPUs with reservations, which the kernel itself serves. This module sets, keeps and restores
 //! their policies.
 //!
-//! The entry in the table is written before the policy is set, and removed after it was restored.
-//! The entry has a new slot, because a scheduling thread may still be about to remove the thread's
-//! old entry. If another program changed the policy, it is set again at the next look.
+//! The entry in the table is written before the policy is set, and removed after the original
+//! policy was restored. The entry has a new slot, because a scheduling thread may still be about to
+//! remove the thread's old entry. If another program changed the policy, the policy is set again at
+//! the next look.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

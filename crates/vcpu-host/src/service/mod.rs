@@ -1,9 +1,9 @@
 //! The scheduler as a service: finds VMs, seats them, keeps the watchdog running, and reports.
 //!
 //! The service expects the death of any part. If a VM is gone, the service waits for it. If a
-//! scheduling thread stalls, the watchdog restores its threads. If the watchdog is dead, nothing is
-//! lent until a new one runs. At its start, the service restores the threads and cgroups that a
-//! previous scheduler left changed.
+//! scheduling thread stalls, the watchdog restores the vCPU threads of this scheduling thread. If
+//! the watchdog is dead, nothing is lent until a new one runs. At its start, the service restores
+//! the threads and cgroups that a previous scheduler left changed.
 
 mod as_found;
 mod chime;
@@ -178,7 +178,7 @@ pub fn run(
 }
 
 /// Moves this thread, and the watchdog that it will start, off the scheduled processors, if other
-/// processors are allowed. On a scheduled processor they would wait for guests, and a waiting
+/// processors are allowed. On a scheduled processor, both would wait for guests, and a waiting
 /// thread cannot die.
 fn step_aside(cpus: &[u32]) {
     let mine = as_found::processors(0).unwrap_or_default();
@@ -190,7 +190,8 @@ fn step_aside(cpus: &[u32]) {
     }
 }
 
-/// Raises the limit of descriptors: two per vCPU may exceed the 1,024 that a process starts with.
+/// Raises the limit of descriptors: two descriptors per vCPU may exceed the 1,024 with which a
+/// process starts.
 fn open_many() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
@@ -300,8 +301,8 @@ impl Service<'_> {
         }
     }
 
-    /// Whether the files still exist that the watchdog or the next scheduler needs to restore
-    /// everything.
+    /// Whether the files that the watchdog or the next scheduler needs to restore everything still
+    /// exist.
     fn has_its_files(&self) -> bool {
         let socket = |at| self.dir.path().join(format!("{SOCKET_PREFIX}{at}"));
         self.table.is_at(&self.dir.path().join(LEASES))
@@ -322,8 +323,8 @@ impl Service<'_> {
         };
         let of = |cpu: u32| seats.get(&cpu).map_or(&[][..], Vec::as_slice);
         if self.loops.iter().any(|each| of(each.cpu).iter().any(|seat| moves(each.cpu, seat))) {
-            // A thread's new scheduling thread may not lend to it before the old one has given it
-            // back.
+            // A vCPU's new scheduling thread may not lend to the vCPU before the old scheduling
+            // thread has released it.
             let stay = |cpu| of(cpu).iter().filter(|seat| !moves(cpu, seat)).cloned().collect();
             if !self.order(&stay) {
                 self.roster.look_again();

@@ -23,7 +23,7 @@ fn kernel_limit_ppm() -> u64 {
 
 impl Roster {
     /// Reserves the time that VMs requested, as far as it fits. A refused VM runs by weight
-    /// instead. This changes the sum, so the plan is made again.
+    /// instead. A refusal changes the sum of the reservations, so the plan is made again.
     pub(super) fn reserve(&mut self, config: &Config) -> Taken {
         for member in &mut self.members {
             member.refused = None;
@@ -90,8 +90,8 @@ impl Roster {
         None
     }
 
-    /// Sets policies again that other programs changed. Returns true if the kernel refused one, so
-    /// that all VMs must be seated again.
+    /// Sets policies again that other programs changed. Returns true if the kernel refused a
+    /// policy, so that all VMs must be seated again.
     pub(super) fn keep(&mut self) -> bool {
         let lost = self.held.keep();
         for (thread, why) in &lost {

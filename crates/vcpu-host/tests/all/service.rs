@@ -25,7 +25,8 @@ fn is_stopped(id: u32) -> bool {
     })
 }
 
-/// The example `takeback` measures how soon; this test checks only which process did it.
+/// The example `takeback` measures how soon; this test checks only which process took the loan
+/// back.
 #[test]
 fn a_scheduler_that_is_killed_in_a_slice_leaves_nobody_with_a_processor() {
     let Some((_guard, dir)) = prepare("kill") else { return };

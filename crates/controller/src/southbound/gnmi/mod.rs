@@ -2,8 +2,8 @@
 //!
 //! The driver sends a Get of `/qos` and then one Set with all differences. A target applies a Set
 //! atomically (gNMI specification §3.4.3). `model` describes the entries that the driver writes.
-//! Classification uses forwarding groups. They belong to the switch, so all its ports have the same
-//! map. The map may change.
+//! Classification uses forwarding groups. Forwarding groups belong to the switch, so all ports of
+//! the switch have the same map. The map may change.
 //!
 //! # Differences between targets
 //!
@@ -21,12 +21,14 @@
 //!
 //! The stamp is part of the tree (`model`), so it survives the controller. gNMI has no conditional
 //! Set. Between Get and Set, the MasterArbitration extension excludes other controllers if the
-//! target supports it. Its election id is the stamp. If the target does not support it, two
-//! controllers may write at the same moment. The next read-back then shows the difference.
+//! target supports it. The election id of the extension is the stamp. If the target does not
+//! support the extension, two controllers may write at the same moment. The next read-back then
+//! shows the difference.
 //!
 //! # Weights
 //!
-//! Weights are 1 to 100. A queue without a weight has 1, because the model has nothing lower.
+//! Weights are 1 to 100. A queue without a weight has weight 1, because the model has no lower
+//! weight.
 //!
 //! # Source
 //!
@@ -64,7 +66,7 @@ use proto::{Encoding, GetRequest, GetResponse, SetRequest, TypedValue, Update};
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 /// Time limit of a Set.
 const SET_MAX: Duration = Duration::from_secs(60);
-/// Largest answer in bytes.
+/// Maximum size of an answer in bytes.
 const ANSWER_MAX: usize = 8 << 20;
 const QUEUES_MAX: u8 = 8;
 const NAME_MAX: usize = 32;
@@ -73,7 +75,7 @@ const NAME_MAX: usize = 32;
 pub struct Tls {
     /// CA of the target's certificate in PEM.
     pub authority: String,
-    /// Name in that certificate, if it differs from the address.
+    /// Name in the target's certificate, if the name differs from the address.
     pub name: Option<String>,
     /// Certificate and key of this client in PEM, if the target requires them.
     pub identity: Option<(String, String)>,
@@ -132,7 +134,7 @@ fn is_unknown(status: &Status) -> bool {
 }
 
 impl GnmiSwitch {
-    /// Creates a driver for the target at an address. It does not connect yet.
+    /// Creates a driver for the target at an address. The driver does not connect yet.
     ///
     /// # Errors
     /// [`DriverError::Beyond`] if a port's name, a certificate or an address is invalid, or if a
@@ -304,8 +306,8 @@ impl GnmiSwitch {
         state.map_err(|unfit| self.unfit(unfit))
     }
 
-    /// Computes a target's state before and after these changes, from the target's answer. This
-    /// needs no connection.
+    /// Computes a target's state before and after these changes, from the target's answer. The
+    /// computation needs no connection.
     ///
     /// # Errors
     /// The errors are those of [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
@@ -433,7 +435,7 @@ impl SwitchDriver for GnmiSwitch {
             return Ok(());
         }
         let Err(status) = self.set(&client, &orders, stamp, under_way).await else { return Ok(()) };
-        // If another controller intervened, the target has its later stamp by now.
+        // If another controller intervened, the target has that controller's later stamp by now.
         let (_, now) = self.see(&mut client).await?;
         DriverError::fence(&self.name, now.stamp, stamp)?;
         Err(self.failed(&orders.words().join("; "), &status))

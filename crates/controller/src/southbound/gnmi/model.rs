@@ -11,7 +11,7 @@
 //! input is bound to both maps, and its output to its scheduler policy. The policy has a single
 //! scheduler with one input for each queue. The input of a queue with a weight is `qN` and has that
 //! weight. The input of a queue without a weight is `rest-N` and has weight 1. No port is bound to
-//! `penstock-stamp`. It has a single term, and the term's id is the stamp.
+//! `penstock-stamp`. This classifier has a single term, and the term's id is the stamp.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ use crate::southbound::{PortState, SwitchState};
 
 const CLASSIFIERS: &str = "/qos/classifiers/classifier";
 const STAMP: &str = "penstock-stamp";
-/// Name of the term for all other frames. It sorts after all numbers.
+/// Name of the term for all other frames. The name sorts after all numbers.
 const REST: &str = "rest";
 /// Each classifier's name, its type, and the location of the code point in its terms.
 const FAMILIES: [(&str, &str, &str); 2] = [("pen-v4", "IPV4", "ipv4"), ("pen-v6", "IPV6", "ipv6")];
@@ -33,7 +33,7 @@ const FAMILIES: [(&str, &str, &str); 2] = [("pen-v4", "IPV4", "ipv4"), ("pen-v6"
 pub(super) enum Unfit {
     /// Another configuration uses a leaf that the driver needs. The fields are path and value.
     Foreign(String, String),
-    /// A value is invalid. The fields are its path and the problem.
+    /// A value is invalid. The fields are the value's path and the problem.
     Rubbish(String, String),
 }
 

@@ -24,8 +24,8 @@ pub use gnmi::*;
 use crate::Stamp;
 
 /// Returns an arbitration in which the controller with the latest stamp is the master. With a role,
-/// it is the master of the entries that this driver writes. Without a role, it is the master of all
-/// entries.
+/// that controller is the master of the entries that this driver writes. Without a role, that
+/// controller is the master of all entries.
 pub(super) fn arbitration(stamp: Stamp, with_role: bool) -> gnmi_ext::Extension {
     let election_id = gnmi_ext::Uint128 { high: stamp.epoch, low: stamp.generation };
     let role = with_role.then(|| gnmi_ext::Role { id: "penstock".to_owned() });

@@ -16,7 +16,7 @@ pub(super) const TOP_MINOR: u32 = 1;
 pub(super) const MAP_PREF: u32 = 1;
 /// Handle of the map.
 pub(super) const MAP_HANDLE: u32 = 1;
-/// Largest number of queues of a port.
+/// Maximum number of queues of a port.
 pub(super) const QUEUES_MAX: u8 = 16;
 
 const FIRST_MINOR: u32 = 0x10;

@@ -2,15 +2,15 @@
 //!
 //! # Problem
 //!
-//! Hypervisor edges and whitebox switches forward with Linux. Its qdiscs can implement a binding if
-//! they are configured correctly and in the right order.
+//! Hypervisor edges and whitebox switches forward with Linux. Linux's qdiscs can implement a
+//! binding if they are configured correctly and in the right order.
 //!
 //! # Approach
 //!
-//! A port has HTB with a class for each queue. `plan` computes their rates and quanta from weights.
-//! One BPF program maps code points to classes (`program`). The driver reads first and sends only
-//! differences, in one `tc -batch`. The order of its lines ensures that no frame meets a class that
-//! does not exist. The kernel replaces the map atomically.
+//! A port has HTB with a class for each queue. `plan` computes the classes' rates and quanta from
+//! weights. One BPF program maps code points to classes (`program`). The driver reads first and
+//! sends only differences, in one `tc -batch`. The order of its lines ensures that no frame meets a
+//! class that does not exist. The kernel replaces the map atomically.
 //!
 //! The driver uses HTB because it also limits the port to its rate, which ETS and DRR do not. With
 //! this limit, frames wait in the qdisc's own queues and not at the next hop. HTB borrows at two

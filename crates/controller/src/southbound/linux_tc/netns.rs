@@ -118,7 +118,7 @@ impl Runner for Netns {
             Ok(file)
         });
         let unreachable = |what: String| RunError::Unreachable(format!("lock {shown}: {what}"));
-        // If this times out, its thread takes the lock later and releases it at once.
+        // If the wait times out, the waiting thread takes the lock later and releases it at once.
         match timeout(TIME_MAX, locked).await {
             Err(_) => Err(unreachable(format!("held for {} s", TIME_MAX.as_secs()))),
             Ok(Err(e)) => Err(unreachable(e.to_string())),

@@ -2,9 +2,9 @@
 //!
 //! # Problem
 //!
-//! HTB guarantees each class its rate and divides the rest by quanta. Its default quantum is rate /
-//! 10, at most 200,000 bytes. It is therefore the same for all classes above 16 Mbit/s. On a link
-//! of 200 Mbit/s, two classes of 20 and 60 Mbit/s got 1:1.46 instead of 1:3.
+//! HTB guarantees each class its rate and divides the rest by quanta. HTB's default quantum is rate
+//! / 10, at most 200,000 bytes. The default quantum is therefore the same for all classes above 16
+//! Mbit/s. On a link of 200 Mbit/s, two classes of 20 and 60 Mbit/s got 1:1.46 instead of 1:3.
 //!
 //! # Approach
 //!
@@ -34,7 +34,8 @@ use super::read::{Class, PortRead, Root, class_name};
 use super::settings::{Leaf, Settings};
 use crate::southbound::PortState;
 
-/// Guaranteed rate of a queue without a weight, in bit/s. It is just enough to keep it moving.
+/// Guaranteed rate of a queue without a weight, in bit/s. This rate is just enough to keep the
+/// queue moving.
 pub(super) const RATE_LEAST: u64 = 8_000;
 /// A burst is a millisecond at the rate plus two large frames.
 const BURSTS_A_SECOND: u64 = 1_000;
@@ -85,7 +86,8 @@ pub(super) fn weights(settings: &Settings, rate: BitsPerSecond, read: &PortRead)
     each.map(|(queue, weight)| if holds(queue) { *weight } else { 0 }).collect()
 }
 
-/// Returns the lines that give a port the state `target`. There are none if it has that state.
+/// Returns the lines that give a port the state `target`. The result is empty if the port has that
+/// state.
 pub(super) fn lines(
     settings: &Settings,
     (name, rate): (&str, BitsPerSecond),

@@ -9,7 +9,8 @@
 //!
 //! A port's map is one program of `cls_bpf`, which the kernel replaces atomically under one handle.
 //! The program skips up to two VLAN tags, reads the DSCP of IPv4 and IPv6, and returns the class.
-//! For other frames it returns 0. This selects HTB's default class, which is that of queue 0.
+//! For other frames, the program returns 0. The kernel then uses HTB's default class, the class of
+//! queue 0.
 //!
 //! # Cost
 //!

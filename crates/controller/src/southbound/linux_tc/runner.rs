@@ -27,7 +27,7 @@ pub enum RunError {
     TooLong(usize),
 }
 
-/// Exclusive right to change a switch. It ends when this value is dropped.
+/// Exclusive right to change a switch. The right ends when this value is dropped.
 pub trait Hold: Send + std::fmt::Debug {}
 
 /// A place to run iproute2 programs: a namespace of this machine, or a machine with an agent.

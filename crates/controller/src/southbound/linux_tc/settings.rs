@@ -5,7 +5,7 @@
 pub enum Leaf {
     /// A FIFO with tail drop, as in a hardware switch.
     Fifo {
-        /// Largest number of frames in the queue.
+        /// Maximum number of frames in the queue.
         frames: u32,
     },
     /// The qdisc `fq_codel`, which shares the queue between flows and drops or marks frames early.

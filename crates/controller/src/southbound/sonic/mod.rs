@@ -9,9 +9,9 @@
 //! - two fields of `PORT_QOS_MAP|PORT`
 //! - the stamp
 //!
-//! It leaves a port out if another configuration uses one of these entries, or if priority flow
-//! control makes a tenant's queue lossless. `plan` defines the order, and `southbound::classes`
-//! assigns classes to code points.
+//! The driver leaves a port out if another configuration uses one of these entries, or if priority
+//! flow control makes a tenant's queue lossless. `plan` defines the order, and
+//! `southbound::classes` assigns classes to code points.
 //!
 //! # Stamp
 //!
@@ -29,9 +29,9 @@
 //!
 //! # Weights
 //!
-//! Weights are those of DWRR in bytes, 1 to 100. A queue without a weight has 1, because SONiC's
-//! model has nothing lower. If other queues have low weights, such a queue gets more than the
-//! bandwidth that they do not use.
+//! Weights are those of DWRR in bytes, 1 to 100. A queue without a weight has weight 1, because
+//! SONiC's model has no lower weight. If other queues have low weights, such a queue gets more than
+//! the bandwidth that the other queues do not use.
 //!
 //! # Source
 //!
@@ -61,7 +61,7 @@ use tables::{CLASSES_MAX, STAMP, Tables, Unfit};
 use wire::{TIME_MAX, Wire, WireError};
 
 const COUNTERS_DB: i64 = 2;
-/// Largest number of rounds of reading and writing for a change. Four rounds suffice if no other
+/// Maximum number of rounds of reading and writing for a change. Four rounds suffice if no other
 /// client interferes.
 const ATTEMPTS: usize = 12;
 const NAME_MAX: usize = 32;
@@ -223,7 +223,7 @@ impl SonicSwitch {
         wire.map_err(|error| self.wire("a connection", error))
     }
 
-    /// Reads the switch. It watches every key before it reads the key.
+    /// Reads the switch. Every key is watched before it is read.
     async fn see(&self, wire: &mut Wire) -> Result<SwitchReading, DriverError> {
         let keys = tables::keys(&self.settings, &self.ports);
         let failed = |error| self.wire("its configuration", error);
@@ -241,7 +241,7 @@ impl SonicSwitch {
         Ok(SwitchReading { tables, state })
     }
 
-    /// Logs which ports are left out. It logs a port only if its state or the reason has changed.
+    /// Logs which ports are left out. A port is logged only if its state or the reason has changed.
     fn tell_left_out(&self, now: &BTreeMap<String, String>) {
         let mut before = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         for (port, why) in now.iter().filter(|(port, why)| before.get(*port) != Some(why)) {
@@ -272,7 +272,8 @@ impl SonicSwitch {
     }
 
     /// Computes the commands that these changes send to databases with these entries, and the
-    /// states before and after. This needs no switch. After an error, the entries are unchanged.
+    /// states before and after. The computation needs no switch. After an error, the entries are
+    /// unchanged.
     ///
     /// # Errors
     /// The errors are those of [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].

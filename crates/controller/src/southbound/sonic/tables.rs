@@ -11,11 +11,12 @@ pub type Tables = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Key of the stamp, in STATE_DB.
 pub(super) const STAMP: &str = "PENSTOCK_TABLE|stamp";
-/// Key of the stamp up to version 0.1. It was in CONFIG_DB, where all tables must have a model.
+/// Key of the stamp up to version 0.1. The key was in CONFIG_DB, where all tables must have a
+/// model.
 pub(super) const OLD_STAMP: &str = "PENSTOCK|stamp";
 /// Key of the switch's type.
 const DEVICE: &str = "DEVICE_METADATA|localhost";
-/// Name of the driver's maps, and prefix of those of single ports.
+/// Name of the driver's maps, and prefix of the names of maps of single ports.
 pub(super) const MAP: &str = "PENSTOCK";
 /// Scheduler of queues without a weight.
 pub(super) const REST: &str = "pen.rest";
@@ -37,7 +38,7 @@ pub(super) enum Unfit {
     Lossless(String, u8),
     /// The switch has virtual output queues, which use different keys.
     Voq,
-    /// A value is invalid. The fields are its location and the problem.
+    /// A value is invalid. The fields are the value's location and the problem.
     Rubbish(String, String),
 }
 
@@ -102,7 +103,7 @@ fn number<T: std::str::FromStr>(tables: &Tables, key: &str, field: &str) -> Resu
     value.parse().map_err(|_| Unfit::Rubbish(format!("{key} {field}"), format!("{value:?}")))
 }
 
-/// Reads a map of small numbers under a key. It leaves out entries that map to 0.
+/// Reads a map of small numbers under a key. Leaves out entries that map to 0.
 fn map(tables: &Tables, key: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     let mut all = BTreeMap::new();
     for (field, value) in tables.get(key).into_iter().flatten() {
@@ -207,7 +208,8 @@ fn port_state(
 }
 
 /// Checks that the driver may use a port's queues, and that the port's classes are lossy. In a
-/// lossless class, a tenant that sends too much would block the links of all other tenants in it.
+/// lossless class, a tenant that sends too much would block the links of all other tenants in the
+/// class.
 fn unobstructed(
     settings: &Settings,
     port: &str,

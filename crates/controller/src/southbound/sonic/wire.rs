@@ -16,7 +16,7 @@ use super::plan::{CONFIG_DB, Op};
 use super::settings::{Endpoint, Settings};
 use super::tables::Tables;
 
-/// Largest number of bytes that are read in one conversation.
+/// Maximum number of bytes that are read in one conversation.
 const ANSWERS_MAX: usize = 8 << 20;
 /// Time limit of a conversation. It is shorter in tests of servers that never answer.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });

@@ -64,8 +64,8 @@ impl File {
         if self.database.is_none() {
             let content = self.reopen()?;
             let before = before();
-            // The failed write had reached the disk, although the caller got an error. Memory does
-            // not have it.
+            // The failed write had reached the disk, although the caller got an error. The write is
+            // not in memory.
             if content.revision != before.revision {
                 self.replace(&before)?;
             }

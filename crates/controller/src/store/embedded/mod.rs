@@ -14,16 +14,16 @@
 //! A failed write returns an error and does not become visible. The next write opens the file
 //! again, so the store recovers when there is space. [`redb`] writes the file by copy on write.
 //! After a power loss, the file therefore has the state before or after a transaction. The store
-//! refuses a damaged file as a whole. If a second program opens the file, it gets an error that
-//! names this cause.
+//! refuses a damaged file as a whole. If a second program opens the file, that program gets an
+//! error that names the cause.
 //!
 //! Leases end by tokio's clock. They do not outlive the program. When the file is opened, the store
 //! deletes the keys of earlier leases, because no client can renew them.
 //!
 //! # Cost
 //!
-//! The store needs memory for all keys and values. It also keeps the last 4,096 changes or 64 MiB
-//! of them, whichever is less. A write takes two `fsync` calls.
+//! The store needs memory for all keys and values. The store also keeps the last 4,096 changes or
+//! the last 64 MiB of changes, whichever is less. A write takes two `fsync` calls.
 
 mod file;
 mod state;
@@ -77,8 +77,8 @@ impl Embedded {
     /// Opens or creates the file. Its directory must exist. This call needs a tokio runtime.
     ///
     /// # Errors
-    /// - [`StoreError::Unavailable`]: another program has opened it, or the disk failed.
-    /// - [`StoreError::Damaged`]: it is not a complete store.
+    /// - [`StoreError::Unavailable`]: another program has opened the file, or the disk failed.
+    /// - [`StoreError::Damaged`]: the file is not a complete store.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
         Self::open_with(path, Box::new(open_database)).await
     }

@@ -10,9 +10,9 @@ use super::super::contract::{
 };
 use super::file::Content;
 
-/// Largest number of changes that are kept for watches.
+/// Maximum number of changes that are kept for watches.
 pub(super) const HISTORY_CHANGES_MAX: usize = 4_096;
-/// Largest number of bytes of keys and values that are kept for watches.
+/// Maximum number of bytes of keys and values that are kept for watches.
 pub(super) const HISTORY_BYTES_MAX: usize = 64 << 20;
 
 /// An entry and its lease.

@@ -24,7 +24,7 @@ use super::super::contract::StoreError;
 
 /// Pause after a round in which no member could be called.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Largest number of members in one call. Each member has an equal share of the time.
+/// Maximum number of members in one call. Each member has an equal share of the time.
 const SHARES_MAX: u32 = 3;
 
 #[derive(Debug)]
@@ -148,8 +148,8 @@ impl Link {
     }
 }
 
-/// Returns a request that only a member with a known leader accepts. Without this, a member that
-/// knows no leader would let the request wait.
+/// Returns a request that only a member with a known leader accepts. Without this requirement, a
+/// member that knows no leader would let the request wait.
 pub(super) fn request<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));

@@ -13,8 +13,8 @@
 //! # Failures
 //!
 //! If one of three members fails, the current call may fail, but the next one succeeds. If two
-//! members fail, all calls end with [`StoreError::Unavailable`] within the time limit. They succeed
-//! again when one of these members is back. A watch resumes by itself.
+//! members fail, all calls end with [`StoreError::Unavailable`] within the time limit. Calls
+//! succeed again when one of these members is back. A watch resumes by itself.
 //!
 //! # Departures
 //!
@@ -54,7 +54,7 @@ pub use config::{EtcdConfig, EtcdTls};
 const PAGE: i64 = 256;
 /// Longest message from a member in bytes.
 const MESSAGE_BYTES_MAX: usize = 512 << 20;
-/// Largest number of attempts at a listing. A compaction ends an attempt.
+/// Maximum number of attempts at a listing. A compaction ends an attempt.
 const LISTINGS_MAX: usize = 5;
 /// Number of changes that may wait for a watch's receiver.
 const WATCH_CHANGES: usize = 64;
@@ -68,7 +68,8 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Prepares connections. The first call establishes one. This function needs a tokio runtime.
+    /// Prepares connections. The first call establishes a connection. This function needs a tokio
+    /// runtime.
     ///
     /// # Errors
     /// [`StoreError::Invalid`]: an endpoint or certificate is invalid.
@@ -147,8 +148,8 @@ impl Etcd {
         }
     }
 
-    /// Returns the first key with a condition that does not hold. It uses the entries that etcd
-    /// returned with its refusal.
+    /// Returns the first key with a condition that does not hold. The entries that etcd returned
+    /// with its refusal show which conditions hold.
     fn conflict(compare: &[Compare], responses: Vec<pb::ResponseOp>) -> StoreError {
         let found = responses.into_iter().map(|response| match response.response {
             Some(pb::response_op::Response::ResponseRange(range)) => range.kvs.into_iter().next(),
@@ -251,13 +252,13 @@ impl Store for Etcd {
         }
     }
 
-    /// Makes a lease. etcd counts whole seconds, and its shortest lease exceeds its own election
+    /// Makes a lease. etcd counts whole seconds, and etcd's shortest lease exceeds etcd's election
     /// time.
     async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         let whole = i64::try_from(ttl.as_secs()).unwrap_or(LEASE_SECONDS_MAX);
         let seconds = whole.saturating_add(i64::from(ttl.subsec_nanos() > 0));
         let asked = pb::LeaseGrantRequest { ttl: seconds.clamp(1, LEASE_SECONDS_MAX), id: 0 };
-        // If it is granted twice, the unused lease expires.
+        // If the lease is granted twice, the unused lease expires.
         let call = self.link.call(Repeat::Freely, |channel| async move {
             Ok(LeaseClient::new(channel).lease_grant(request(asked)).await?.into_inner())
         });

@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! A stream may break. Its member may also be stopped, and the stream then stays silent. In both
-//! cases the watch must not miss a change or report one twice.
+//! A stream may break. The member that serves a stream may also be stopped, and the stream then
+//! stays silent. In both cases the watch must not miss a change or report one twice.
 //!
 //! # Approach
 //!
@@ -94,7 +94,7 @@ impl Follow {
             start_revision: wire::signed(Revision(self.next - 1)).max(1),
             fragment: true,
         };
-        // The channel has room for two, so this does not wait.
+        // The channel has room for two requests, so sending does not wait.
         let _ = requests.send(ask(RequestUnion::CreateRequest(create))).await;
         let mut client = WatchClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let opened = client.watch(request(ReceiverStream::new(outgoing)));

@@ -20,7 +20,7 @@ use super::dir::Dir;
 
 /// Three members, so that one may fail.
 pub const MEMBERS: usize = 3;
-/// Largest number of starts. A start fails if another program took a chosen port meanwhile.
+/// Maximum number of starts. A start fails if another program took a chosen port meanwhile.
 const STARTS_MAX: usize = 3;
 /// Time between two checks while waiting.
 const LOOK: Duration = Duration::from_millis(50);
@@ -179,7 +179,8 @@ impl Cluster {
         self.replace(pairs.collect()).await;
     }
 
-    /// Restores the data in `copy`.
+    /// Replaces all members' data with the copy that `save` made. The members stop for this and
+    /// restart.
     pub async fn restore(&mut self, copy: &str) {
         let names: Vec<_> = (0..MEMBERS).map(|n| format!("m{n}")).collect();
         let pairs = names.iter().map(|name| (format!("{name}.{copy}"), name.clone()));
@@ -236,7 +237,8 @@ pub async fn answers(store: &dyn Store) {
     }
 }
 
-/// Address of a member's metrics. It needs no separate port, because all of 127/8 is this machine.
+/// Address of a member's metrics. The address needs no separate port, because all of 127/8 is this
+/// machine.
 fn metrics(member: &Member) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), member.client.port()))
 }

@@ -56,7 +56,7 @@ struct Inner {
 #[derive(Clone, Default)]
 struct Double(Arc<Mutex<Inner>>);
 
-/// A running target. Dropping it stops it.
+/// A running target. Dropping this value stops the target.
 pub struct Target {
     double: Double,
     address: String,

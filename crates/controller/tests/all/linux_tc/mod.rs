@@ -34,7 +34,7 @@ fn weigh(weights: &[u32]) -> Change {
     Change::Weigh { port: PORT.to_owned(), weights: weights.to_vec() }
 }
 
-/// Largest number of measurement windows. At least one of them should find the port saturated.
+/// Maximum number of measurement windows. At least one of them should find the port saturated.
 const WINDOWS_MAX: usize = 10;
 
 /// Tests with traffic run one at a time, because they share the CPU.
@@ -62,8 +62,9 @@ async fn two_tenants_share_a_full_port_by_weight_and_the_counters_add_up() {
         .map(|(ip, port, dscp)| net.send(ip, port, dscp, Window::Open));
     sink.take_bytes(2_000_000);
 
-    // If other programs use the CPU, the senders may not saturate the port. Its shares then mean
-    // nothing. The total rate shows this. The first window with a saturated port is evaluated.
+    // If other programs use the CPU, the senders may not saturate the port. The port's shares then
+    // mean nothing. The total rate shows whether the port was saturated. The first window with a
+    // saturated port is evaluated.
     let full = (0..WINDOWS_MAX).find_map(|_| {
         let begun = tokio::time::Instant::now();
         let got = sink.take_bytes(10_000_000);

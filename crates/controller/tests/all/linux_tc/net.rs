@@ -162,14 +162,14 @@ fn send(to: SocketAddr, dscp: u8, window: &Window, stop: &AtomicBool, sent: &Ato
             thread::yield_now();
             continue;
         }
-        // At the end of the test, ICMP may refuse the sink's port. This is no error.
+        // At the end of the test, ICMP may refuse the sink's port. A refusal is no error.
         if socket.send(&[0; PAYLOAD]).is_ok() {
             sent.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// A sender. Dropping it stops it.
+/// A sender. Dropping this value stops the sender.
 pub struct Flow {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
@@ -248,8 +248,8 @@ impl Sink {
         self.bytes.iter().zip(&before).map(|(after, before)| after - before).collect()
     }
 
-    /// Keeps receiving in a thread. It returns the number of datagrams when the requested number
-    /// has arrived, or nothing has arrived for a second.
+    /// Keeps receiving in a thread. The thread returns the number of datagrams when the requested
+    /// number has arrived, or nothing has arrived for a second.
     pub fn count(mut self, arrived: Arc<AtomicU64>) -> (mpsc::Sender<u64>, JoinHandle<u64>) {
         let (tell, told) = mpsc::channel();
         let thread = thread::spawn(move || {

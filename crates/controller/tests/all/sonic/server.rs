@@ -10,7 +10,8 @@ use penstock_controller::southbound::sonic::Endpoint;
 use redis::aio::MultiplexedConnection;
 use tokio_stream::StreamExt;
 
-/// A `redis-server` on a unix socket in its own directory. Dropping it removes both.
+/// A `redis-server` on a unix socket in its own directory. Dropping this value removes the server
+/// and the directory.
 pub struct Redis {
     directory: PathBuf,
     server: Child,

@@ -24,7 +24,7 @@ pub(super) struct Cell {
     /// Whether our scheduler runs. Otherwise Linux's fair class runs alone.
     pub ours: bool,
     pub secs: f64,
-    /// Least and greatest time between two events of a VM.
+    /// Minimum and maximum time between two events of a VM.
     pub gap: (Nanos, Nanos),
 }
 

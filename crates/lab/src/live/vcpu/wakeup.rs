@@ -50,7 +50,7 @@ pub(super) const BAR_PCT: f64 = 2.0;
 /// Percentiles that are drawn for a cell.
 const SHOWN: [(&str, f64); 4] = [("p50", 50.0), ("p99", 99.0), ("p99.9", 99.9), ("max", 100.0)];
 
-/// Least and greatest time between two events of a VM.
+/// Minimum and maximum time between two events of a VM.
 pub(super) fn gap(mode: Mode) -> (Nanos, Nanos) {
     match mode {
         Mode::Event => (Nanos::from_millis(10), Nanos::from_millis(90)),

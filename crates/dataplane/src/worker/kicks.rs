@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! A driver that does not poll is woken through an event file descriptor, and an AF_XDP socket sends
-//! by a system call. Either may cost more than a batch, and happens after the batches.
+//! A driver that does not poll is woken through an event file descriptor, and an AF_XDP socket
+//! sends by a system call. Either may cost more than a batch, and happens after the batches.
 //!
 //! # Source
 //!

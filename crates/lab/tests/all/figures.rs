@@ -11,8 +11,8 @@ use penstock_lab::figures::files::Results;
 use penstock_lab::figures::missed::Missed;
 use penstock_lab::figures::{EXPERIMENTS, RunArgs, find};
 
-/// A figure that measures time on this machine. Its results are not reproducible, and tests that run
-/// at the same time would distort them.
+/// A figure that measures time on this machine. Its results are not reproducible, and tests that
+/// run at the same time would distort them.
 const TIMED: &str = "c2qos-overhead";
 /// Part of a figure's length for the runs that are judged.
 const PART: f64 = 0.1;

@@ -13,8 +13,8 @@
 //!
 //! # Approach
 //!
-//! Each piece of work ends with one bill, and [`Account::settle`] is the only function that charges.
-//! A bill covers all cycles since the bill before. So each cycle is in exactly one bill, and these
+//! Each piece of work ends with one bill. [`Account::settle`] is the only function that charges. A
+//! bill covers all cycles since the bill before. So each cycle is in exactly one bill, and these
 //! four counters add up to the time of the worker:
 //!
 //! | Counter | Cycles |

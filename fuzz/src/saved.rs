@@ -94,11 +94,11 @@ fn plan(file: &Path, bytes: Vec<u8>) {
         let mut agent = Agent::new(settings, Arc::new(Side)).expect("right settings");
         agent.take_up().await;
         let state = agent.state().borrow().clone();
-        // A kept stamp alone is told in words of its own.
+        // A stored stamp alone has an error text without the file name.
         match state.last_error {
-            None => assert_eq!(bytes, sealed(after_line(&bytes)), "damaged, and not told"),
+            None => assert_eq!(bytes, sealed(after_line(&bytes)), "damaged, and not reported"),
             Some(error) => {
-                let is_told = error.contains(&name) || error.contains("could not be kept");
+                let is_told = error.contains(&name) || error.contains("could not be stored");
                 assert!(is_told, "{error:?} does not name {name}");
             }
         }
@@ -109,7 +109,7 @@ fn plan(file: &Path, bytes: Vec<u8>) {
         match taken {
             Some(stamp) => assert_eq!(status.stamp, stamp),
             None => {
-                assert!(error.contains(&name) || error.contains("could not be kept"), "{error}")
+                assert!(error.contains(&name) || error.contains("could not be stored"), "{error}")
             }
         }
     });

@@ -224,7 +224,7 @@ counters! {
         cycles_charged: "cycles", "TSC cycles that were charged to ports";
         cycles_idle: "cycles", "TSC cycles of the turns that found nothing";
         cycles_stolen: "cycles", "TSC cycles during which the core was taken away";
-        cycles_host: "cycles", "TSC cycles that no port caused: control requests, bucket refills, aging";
+        cycles_host: "cycles", "TSC cycles that no port caused: control requests, refills, aging";
         stolen_batches: "batches", "batches during which the core was taken away";
         requests: "requests", "control requests served";
         sleeps: "sleeps", "times the idle worker gave up the core";

@@ -73,6 +73,6 @@ mod tests {
         turn.tell();
         turn.tell();
         assert_eq!((turn.answer(), turn.answer()), (Ok(()), Ok(())));
-        assert!(turn.answer().unwrap_err().contains("not told"));
+        assert!(turn.answer().unwrap_err().contains("without a plan"));
     }
 }

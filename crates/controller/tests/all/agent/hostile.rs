@@ -165,7 +165,7 @@ async fn a_violation_ends_the_session_and_is_counted() {
             "an answer to nothing",
             vec![Message::Applied(Applied::default())],
             Code::InvalidArgument,
-            "not told",
+            "without a plan",
         ),
         ("a flood", (1..=50).map(report).collect(), Code::InvalidArgument, "more than 8 reports"),
         ("oversized", vec![Message::Report(oversized)], Code::OutOfRange, "too large"),

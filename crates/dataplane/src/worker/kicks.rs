@@ -18,8 +18,11 @@
 //!
 //! # Cost
 //!
-//! A round of notifications reads the counter once, and once for each notification that was sent. A
-//! round with more than [`FREE_LOOKS`] looks reads it once more.
+//! One reading of the counter for each notification that was sent, and one for a round with more
+//! than [`FREE_LOOKS`] looks.
+//!
+//! The first bill of a round also has the cycles since the last batch. They are few, and the round's
+//! senders had that batch.
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -39,7 +42,6 @@ impl<C: CycleCounter> Worker<C> {
     #[inline(never)]
     pub(super) fn kick(&mut self) {
         fence(Ordering::SeqCst);
-        self.charge_host();
         let mut place = 0;
         while let Some(unit) = self.touched.unit(place) {
             self.kick_unit(unit, place);

@@ -21,8 +21,8 @@
 //! One reading of the counter for each notification that was sent, and one for a round with more
 //! than [`FREE_LOOKS`] looks.
 //!
-//! The first bill of a round also has the cycles since the last batch. They are few, and a sender of
-//! the round had that batch.
+//! The first bill of a round also has the cycles since the last batch. They are few, and a sender
+//! of the round had that batch.
 
 use core::sync::atomic::{Ordering, fence};
 

@@ -105,11 +105,13 @@ impl Seen {
         } else {
             format!("kept {about}{kept:.0} % of what it bought")
         };
-        // The purchase in Gbit/s: each window's throughput divided by the part kept, so that both
-        // numbers fit.
-        let due = median(self.flood.iter().map(|[got, kept, _]| 100.0 * got / kept));
-        let rates = match (median(self.flood.iter().map(|window| window[0])), due) {
-            (Some(got), Some(due)) => format!(" ({} of {} Gbit/s)", gbps(got), gbps(due)),
+        // The purchase follows from the two medians that are printed, so that the numbers of the
+        // sentence agree. A median of the windows' purchases need not agree with them.
+        let got = median(self.flood.iter().map(|window| window[0]));
+        let rates = match got.map(|got| (got, 100.0 * got / kept)) {
+            Some((got, due)) if due.is_finite() => {
+                format!(" ({} of {} Gbit/s)", gbps(got), gbps(due))
+            }
             _ => String::new(),
         };
         let failed = if promised && self.failed() {
@@ -261,6 +263,15 @@ mod tests {
             ]
         );
         assert!(!c2qos.failed());
+    }
+
+    /// On a busy machine the windows' purchases differ by more than what the victim lost.
+    #[test]
+    fn the_numbers_of_a_sentence_agree() {
+        let flood = vec![[2.84, 91.0, 5.0], [2.2, 78.0, 5.0], [3.1, 111.0, 5.0]];
+        let seen = Seen { flood, rough: true, ..seen(3.0, 2.8, 91.0) };
+        let [line, ..] = story(&seen, &seen, &Conditions::default());
+        assert!(line.contains("lost about 9 %") && line.contains("(2.84 of 3.12 Gbit/s)"), "{line}");
     }
 
     #[test]

@@ -90,22 +90,41 @@ impl Controller {
     /// Runs until `stop` becomes true.
     pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         loop {
-            let led = tokio::select! {
-                led = self.term() => led,
-                () = told(&mut stop) => {
-                    self.step_down(String::new()).await;
-                    return;
-                }
+            let lease = tokio::select! {
+                lease = self.setup.store.lease(LEASE) => lease.map_err(LeaderError::Store),
+                () = told(&mut stop) => return,
+            };
+            let (led, stopped) = match lease {
+                Ok(lease) => self.tenure(lease, &mut stop).await,
+                Err(error) => (Err(error), false),
             };
             if let Err(error) = led {
                 tracing::warn!("controller {}: {error}", self.setup.name);
             }
-            self.step_down(String::new()).await;
+            if stopped {
+                return;
+            }
             tokio::select! {
                 () = tokio::time::sleep(RETRY) => {}
                 () = told(&mut stop) => return,
             }
         }
+    }
+
+    /// Runs a term, and says whether `stop` ended it. Revokes the lease in any case, so that the
+    /// next candidate does not wait for the lease's end.
+    async fn tenure(
+        &self,
+        lease: LeaseId,
+        stop: &mut watch::Receiver<bool>,
+    ) -> (Result<(), LeaderError>, bool) {
+        let end = tokio::select! {
+            led = self.term(lease) => (led, false),
+            () = told(stop) => (Ok(()), true),
+        };
+        self.step_down(String::new()).await;
+        let _ = tokio::time::timeout(RETRY, self.setup.store.revoke(lease)).await;
+        end
     }
 
     /// Restarts the sessions of hosts under this stamp, so that they get their plans again.
@@ -121,9 +140,8 @@ impl Controller {
     }
 
     /// Campaigns, and leads until leadership ends.
-    async fn term(&self) -> Result<(), LeaderError> {
+    async fn term(&self, lease: LeaseId) -> Result<(), LeaderError> {
         let store = &self.setup.store;
-        let lease = store.lease(LEASE).await.map_err(LeaderError::Store)?;
         let who = format!("{} {}", self.setup.name, self.setup.advertise);
         let campaign = store.campaign(LEADER, &who, lease);
         let leadership = {
@@ -146,9 +164,7 @@ impl Controller {
         let leader = Leader::take_over(fabric, crew, store, leadership, settings).await?;
         self.leading.send_replace(Leading::Here(leader.stamp()));
         *self.leader.lock().await = Some(leader);
-        let led = self.lead(lease, alive).await;
-        let _ = tokio::time::timeout(RETRY, self.setup.store.revoke(lease)).await;
-        led
+        self.lead(lease, alive).await
     }
 
     /// Waits for leadership. Meanwhile it renews the lease and updates which controller leads.

@@ -11,7 +11,7 @@ use penstock_controller::carry_out::Crew;
 use penstock_controller::fabric_state::Fabric;
 use penstock_controller::hosts::Hosts;
 use penstock_controller::leader::{Settings as LeaderSettings, begin_observing};
-use penstock_controller::service::{Controller, Operator, Setup};
+use penstock_controller::service::{Controller, LEASE, Operator, Setup};
 use penstock_controller::store::{Embedded, Store};
 use penstock_controller::wire::v1::operator_service_server::OperatorService as _;
 use penstock_controller::wire::v1::{RaiseEpochRequest, SetModeRequest};
@@ -24,7 +24,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::agent::bed::{FakeSide, REPORT_MILLIS, Running};
 use crate::common::dir::Dir;
@@ -228,4 +228,17 @@ async fn an_etcd_restored_from_a_copy_is_believed_after_the_command() {
     let epoch = terms(&dir, &side, open(&cluster)).await;
     cluster.restore("copy").await;
     recovers(&dir, &side, epoch, open(&cluster)).await;
+}
+
+/// A controller that is told to end revokes its lease, so the next one need not wait for the
+/// lease's end.
+#[tokio::test]
+async fn a_leader_that_was_told_to_end_is_followed_at_once() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let store = || Arc::new(cluster.store(Duration::from_secs(5))) as Arc<dyn Store>;
+    Leader::start(store()).await.end().await;
+    let ended = Instant::now();
+    Leader::start(store()).await.end().await;
+    let took = ended.elapsed();
+    assert!(took < LEASE / 2, "{took:?} of the {LEASE:?} of a lease");
 }

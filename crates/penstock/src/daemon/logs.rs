@@ -3,7 +3,8 @@
 use std::io::{self, IsTerminal as _};
 
 use anyhow::{Context as _, Result};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 use crate::cli::LogFormat;
 
@@ -16,15 +17,40 @@ const EXAMPLE: &str = "write one such as info,penstock=debug";
 /// The filter is wrong, or a subscriber is already installed.
 pub fn install(format: LogFormat, configured: &str) -> Result<()> {
     let filter = match std::env::var("RUST_LOG") {
-        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text)
-            .with_context(|| format!("RUST_LOG: '{text}' is not a log filter; {EXAMPLE}"))?,
-        _ => EnvFilter::try_new(configured)
-            .with_context(|| format!("log: '{configured}' is not a log filter; {EXAMPLE}"))?,
+        Ok(text) if !text.is_empty() => filter("RUST_LOG", &text)?,
+        _ => filter("log", configured)?,
     };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    let installed = match format {
-        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
+    let installed = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
     installed.map_err(|error| anyhow::anyhow!("logs: {error}"))
+}
+
+/// The filter that `text` describes: levels by module. Spans cannot be filtered, because Penstock
+/// has none.
+fn filter(from: &str, text: &str) -> Result<Targets> {
+    let wrong = || format!("{from}: '{text}' is not a log filter; {EXAMPLE}");
+    anyhow::ensure!(!text.contains('['), wrong());
+    text.parse().with_context(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn a_filter_sets_levels_by_module() {
+        let found = filter("log", "info,penstock=debug").unwrap();
+        assert!(found.would_enable("penstock::daemon", &Level::DEBUG));
+        assert!(!found.would_enable("hyper", &Level::DEBUG));
+        for (text, why) in [("x=y=z", "too many '='"), ("[span]=debug", "'[span]=debug' is not")] {
+            let error = format!("{:#}", filter("RUST_LOG", text).unwrap_err());
+            assert!(error.contains(why) && error.contains(EXAMPLE), "{error}");
+        }
+    }
 }

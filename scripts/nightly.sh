@@ -21,6 +21,8 @@ SEEDS=${NIGHTLY_SEEDS:-1-20}
 PAGE=${NIGHTLY_PAGE:-docs/internals/nightly.md}
 export PENSTOCK_BIN=${PENSTOCK_BIN:-${CARGO_TARGET_DIR:-$REPO/target}/release/penstock}
 export CARGO_TERM_COLOR=never
+# Tests repeat attacks and faults as often as they can (crates/testing).
+export PENSTOCK_THOROUGH=1
 commit=$(git rev-parse --short=12 HEAD)
 # A change of the page is no change of the program.
 [ -z "$(git status --porcelain -- . ":!docs/internals/nightly.md")" ] || commit+=-changed

@@ -17,6 +17,10 @@
 //! grow with `PENSTOCK_PATIENCE`, because a busy machine needs longer. `wait_until` in
 //! `scripts/lib.sh` does the same. A test that passes does not wait for its deadline, so patience
 //! costs it nothing.
+//!
+//! # Repetitions
+//! A test that repeats an attack or a fault at other moments takes as long as it has repetitions.
+//! [`repetitions`] is a fifth of them, and all with `PENSTOCK_THOROUGH`, which `make nightly` sets.
 #![forbid(unsafe_code)]
 
 pub mod committed;
@@ -35,6 +39,14 @@ pub const SKIPS: &str = "PENSTOCK_SKIPS";
 pub const PATIENCE: &str = "PENSTOCK_PATIENCE";
 /// Factor if [`PATIENCE`] is not set. `scripts/lib.sh` has the same number.
 pub const PATIENCE_DEFAULT: u32 = 3;
+
+/// Variable that makes [`repetitions`] return all, if it has any value.
+pub const THOROUGH: &str = "PENSTOCK_THOROUGH";
+
+/// Returns how often a test repeats what it does `all` times in the nightly run.
+pub fn repetitions(all: u64) -> u64 {
+    if std::env::var_os(THOROUGH).is_some() { all } else { all.div_ceil(5) }
+}
 
 /// Records that the calling test, or a part of it, does not run here, and why.
 ///

@@ -49,7 +49,7 @@ fn stage(rig: &Rig) -> Stage {
 
 /// Number of frames that the neighbours exchange in each direction.
 const FRAMES: u32 = 640;
-/// Minimum number of rounds of the hostile side's act.
+/// Minimum number of rounds of the hostile side's act in the nightly run.
 const ROUNDS: u64 = 50;
 
 /// Lets one test run at a time. If an act panics, its test fails and the others must not hang.
@@ -88,11 +88,12 @@ fn plays((name, play): Act) {
     // Frames that were flooded before the other ports had a driver do not count.
     let before = [rig.counters(0).dropped(), rig.counters(1).dropped()];
     let stage = stage(&rig);
+    let rounds = penstock_testing::repetitions(ROUNDS);
     std::thread::scope(|scope| {
         let hostile = scope.spawn(|| play(&stage));
         let _stopped = Stopped(&stage.stop, &rig);
         let mut n = 0;
-        while n < FRAMES || stage.rounds.load(Ordering::Relaxed) < ROUNDS {
+        while n < FRAMES || stage.rounds.load(Ordering::Relaxed) < rounds {
             assert!(!hostile.is_finished(), "{name}: the act broke off");
             exchange(name, n, (0, &mut a), (1, &mut b));
             exchange(name, n, (1, &mut b), (0, &mut a));

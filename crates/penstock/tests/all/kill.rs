@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use penstock_guest::driver::{DriverConfig, Features, FrameId, RxCounters, TxCounters};
 use penstock_guest::driver::{VirtioNet, VnetHdr};
-use penstock_testing::patience;
+use penstock_testing::{patience, repetitions};
 
+/// Number of kills in the nightly run.
 const KILLS: u64 = 50;
 /// Limit of frames in flight. The receiver thus always has buffers, so only the switch can lose a
 /// frame.
@@ -238,7 +239,8 @@ fn kill_in_bursts(name: &str, kind: Kind) {
         may_lose: 0,
     };
     let (mut random, mut doubled) = (0x5eed, 0);
-    for kill in 0..KILLS {
+    let kills = repetitions(KILLS);
+    for kill in 0..kills {
         let before = flow.arrived;
         let enough = before + 500 + next(&mut random) % 5000;
         flow.pump_until("frames before a kill", |flow| flow.arrived >= enough);
@@ -271,7 +273,7 @@ fn kill_in_bursts(name: &str, kind: Kind) {
     flow.sends = false;
     flow.pump_until("the last frames", |flow| flow.returned == flow.sent);
     println!(
-        "{name}: {KILLS} kills, {} frames sent, returned and delivered, {doubled} of them twice",
+        "{name}: {kills} kills, {} frames sent, returned and delivered, {doubled} of them twice",
         flow.sent
     );
 }

@@ -25,10 +25,10 @@ cleanup() {
 }
 
 built() { echo "${CARGO_TARGET_DIR:-$REPO/target}/debug/$1"; }
-# Builds the whole workspace with these features, as the other lanes of scripts/checks.sh do. With
-# the features of one package, cargo would compile its dependencies again.
+# Builds the whole workspace with these features and targets, as lane `unit` of checks.sh does. With
+# others, cargo would compile the dependencies again.
 build() {
-    cargo build --locked --workspace --features penstock-vcpu-scx/bpf --bins --example contend
+    cargo build --locked --workspace --features penstock-vcpu-scx/bpf --lib --bins --tests --example contend
 }
 
 # Packs the guest's file system: busybox, our two programs and their libraries.

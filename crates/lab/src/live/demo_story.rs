@@ -271,7 +271,10 @@ mod tests {
         let flood = vec![[2.84, 91.0, 5.0], [2.2, 78.0, 5.0], [3.1, 111.0, 5.0]];
         let seen = Seen { flood, rough: true, ..seen(3.0, 2.8, 91.0) };
         let [line, ..] = story(&seen, &seen, &Conditions::default());
-        assert!(line.contains("lost about 9 %") && line.contains("(2.84 of 3.12 Gbit/s)"), "{line}");
+        assert!(
+            line.contains("lost about 9 %") && line.contains("(2.84 of 3.12 Gbit/s)"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -207,7 +207,9 @@ impl Sitter {
 
     /// Gives the thread new parameters. An unanswered event and the state of the bell are kept.
     pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
-        let refused = None;
+        // A loan may be tried at once. The refusal is kept all the same, because the service may
+        // learn of it after this change: the next loan must then be reported as accepted.
+        let refused = self.refused.map(|_| Refused { again: Nanos(0), pause: Refused::SOON });
         // From now on, the vCPU's cgroup may be weighed instead of the thread, so the thread's own
         // nice value is reset.
         let nice = match seat.weigher {

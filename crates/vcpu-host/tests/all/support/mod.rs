@@ -123,11 +123,18 @@ impl Scheduler {
     }
 
     /// Waits until the state of VM number `at` satisfies `is`.
+    #[track_caller]
     pub fn state(&self, at: usize, is: impl Fn(&VmState) -> bool) -> VmState {
-        until("state", || {
-            let state = State::load(&self.dir.join("run")).ok()?;
-            state.vms.into_iter().nth(at).filter(|vm| is(vm))
-        })
+        let begin = Instant::now();
+        loop {
+            let last = State::load(&self.dir.join("run")).map(|state| state.vms);
+            match last.as_deref().ok().and_then(|vms| vms.get(at)) {
+                Some(vm) if is(vm) => return vm.clone(),
+                _ => {}
+            }
+            assert!(begin.elapsed() < patience(), "not within {:?}; last: {last:?}", patience());
+            std::thread::yield_now();
+        }
     }
 }
 

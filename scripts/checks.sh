@@ -15,8 +15,8 @@ trap 'rm -rf "$work"' EXIT
 summary=() tests=0 skipped=0 ignored=0
 ALLOWED=${SKIPS_ALLOWED:-scripts/skips-allowed.txt}
 
-# The scheduler for the kernel is compiled with the rest where its tools are. A lane of its own
-# features would compile the workspace a second time.
+# The scheduler for the kernel is compiled with the rest, if its tools are installed. A lane with
+# features of its own would compile the workspace a second time.
 features=()
 if have clang && [ -e /usr/include/libelf.h ] && [ -e /usr/include/zlib.h ]; then
     features=(--features=penstock-vcpu-scx/bpf)

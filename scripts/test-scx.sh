@@ -10,7 +10,7 @@
 # measurements do not depend on the load of this machine. Its processors run in turn, so a guest
 # with one processor judges times. A second guest with two processors only shows the shares of
 # threads that move. Both run at the same time, and each takes one processor of this machine. Takes
-# a minute.
+# some three minutes.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -28,7 +28,8 @@ built() { echo "${CARGO_TARGET_DIR:-$REPO/target}/debug/$1"; }
 # Builds the whole workspace with these features and targets, as lane `unit` of checks.sh does. With
 # others, cargo would compile the dependencies again.
 build() {
-    cargo build --locked --workspace --features penstock-vcpu-scx/bpf --lib --bins --tests --example contend
+    cargo build --locked --workspace --features penstock-vcpu-scx/bpf --lib --bins --tests \
+        --example contend
 }
 
 # Packs the guest's file system: busybox, our two programs and their libraries.

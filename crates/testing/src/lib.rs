@@ -19,8 +19,8 @@
 //! costs it nothing.
 //!
 //! # Repetitions
-//! A test that repeats an attack or a fault at other moments takes as long as it has repetitions.
-//! [`repetitions`] is a fifth of them, and all with `PENSTOCK_THOROUGH`, which `make nightly` sets.
+//! Some tests repeat an attack or a fault at different moments. [`repetitions`] is a fifth of their
+//! number, or all of it with `PENSTOCK_THOROUGH`, which `make nightly` sets.
 #![forbid(unsafe_code)]
 
 pub mod committed;

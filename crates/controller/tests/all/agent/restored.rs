@@ -230,8 +230,8 @@ async fn an_etcd_restored_from_a_copy_is_believed_after_the_command() {
     recovers(&dir, &side, epoch, open(&cluster)).await;
 }
 
-/// A controller that is told to end revokes its lease, so the next one need not wait for the
-/// lease's end.
+/// A controller revokes its lease when it stops, so the next one need not wait for the end of the
+/// lease.
 #[tokio::test]
 async fn a_leader_that_was_told_to_end_is_followed_at_once() {
     let Some(cluster) = Cluster::start().await else { return };

@@ -25,13 +25,21 @@ pub const PATH: &str = "PENSTOCK_TEST_PATH";
 /// All tests use one processor, one after another.
 pub static PROCESSOR: Mutex<()> = Mutex::new(());
 
+#[track_caller]
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    until_ok(|| look().ok_or(what))
+}
+
+/// Waits for a success. The last error is in the message if there is none.
+#[track_caller]
+fn until_ok<T, E: std::fmt::Debug>(mut look: impl FnMut() -> Result<T, E>) -> T {
     let begin = Instant::now();
     loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begin.elapsed() < patience(), "{what}: not within {:?}", patience());
+        let last = match look() {
+            Ok(found) => return found,
+            Err(last) => last,
+        };
+        assert!(begin.elapsed() < patience(), "not within {:?}: {last:?}", patience());
         std::thread::yield_now();
     }
 }
@@ -125,16 +133,13 @@ impl Scheduler {
     /// Waits until the state of VM number `at` satisfies `is`.
     #[track_caller]
     pub fn state(&self, at: usize, is: impl Fn(&VmState) -> bool) -> VmState {
-        let begin = Instant::now();
-        loop {
+        until_ok(|| {
             let last = State::load(&self.dir.join("run")).map(|state| state.vms);
             match last.as_deref().ok().and_then(|vms| vms.get(at)) {
-                Some(vm) if is(vm) => return vm.clone(),
-                _ => {}
+                Some(vm) if is(vm) => Ok(vm.clone()),
+                _ => Err(last),
             }
-            assert!(begin.elapsed() < patience(), "not within {:?}; last: {last:?}", patience());
-            std::thread::yield_now();
-        }
+        })
     }
 }
 
